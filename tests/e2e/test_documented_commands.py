@@ -42,6 +42,8 @@ ELSEWHERE = {
     "docker": "tests/integration/test_production.py validates its files as far as the machine can",
     "helm": "tests/integration/test_production.py validates its values",
     "kubectl": "needs a cluster",
+    "dagster-cloud": "needs Dagster+: tests/integration/test_production.py reads its file",
+    "aws ecs": "needs an account: tests/integration/test_production.py checks the requests",
     "cosign": "needs a registry of images and its keys",
     "topicberg pipelines check large_orders": "tests/e2e/test_add_a_pipeline.py",
     "topicberg forget": "needs a key of a topic: tests/integration/test_forget.py",

@@ -15,13 +15,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import botocore.session
 import click
 import dagster as dg
 import pytest
 import yaml
+from botocore.validate import ParamValidator
 from dagster._cli import create_dagster_cli
+from dagster._config import process_config
 from dagster._core.storage.event_log import SqlEventLogStorage
 from dagster._daemon.cli import create_dagster_daemon_cli
+from dagster_aws.ecs import EcsRunLauncher
+from dagster_aws.ecs.container_context import EcsContainerContext
+from dagster_k8s.container_context import K8sContainerContext
 from dagster_postgres.run_storage import PostgresRunStorage
 from dagster_webserver.cli import create_dagster_webserver_cli
 from pydantic_settings import BaseSettings
@@ -225,6 +231,66 @@ def test_helm_containers_cannot_write_or_gain_rights() -> None:
         assert {one["name"] for one in pod["volumeMounts"]} <= {
             one["name"] for one in pod["volumes"]
         }
+
+
+def test_helm_service_accounts_have_roles() -> None:
+    """The chart takes these fields of a service account; runs get that of the code location."""
+    values, roles = document("values.yaml"), set[str]()
+    for pods in (values, values["dagster-user-deployments"]):
+        assert pods["serviceAccount"].keys() <= {"create", "name", "annotations"}
+        roles.add(pods["serviceAccount"]["annotations"]["eks.amazonaws.com/role-arn"])
+    assert len(roles) == 2
+
+
+# --- Dagster+ and ECS ---
+
+
+def test_dagster_plus_location_is_what_agents_take() -> None:
+    """https://docs.dagster.io/deployment/code-locations/dagster-cloud-yaml"""
+    (location,) = document("dagster_cloud.yaml")["locations"]
+    context, source = location.pop("container_context"), location.pop("code_source")
+    fields = "location_name build working_directory image executable_path attribute agent_queue"
+    assert location.keys() <= {*fields.split()}
+    assert (PROJECT_ROOT / source["python_file"]).is_file()
+    assert location["working_directory"] == instructions("WORKDIR")[0][0]
+    ecs = EcsContainerContext.create_from_config({"ecs": context["ecs"]})
+    k8s = K8sContainerContext.create_from_config({"k8s": context["k8s"]})
+    assert ecs.env_vars == context["k8s"]["env_vars"]
+    assert k8s.run_k8s_config.pod_spec_config["service_account_name"] == "topicberg"
+    page = (PROJECT_ROOT / "docs" / "dagster-plus.md").read_text()
+    assert f"dagster-cloud=={dagster_version()}" in page
+
+
+def test_ecs_task_and_service_are_requests_of_aws() -> None:
+    model = botocore.session.get_session().get_service_model("ecs")
+    task, service = document("ecs-task.json"), document("ecs-service.json")
+    for request, name in ((task, "RegisterTaskDefinition"), (service, "CreateService")):
+        shape: Any = model.operation_model(name).input_shape
+        report = ParamValidator().validate(request, shape)
+        assert not report.has_errors(), report.generate_report()
+    containers = {one["name"]: one for one in task["containerDefinitions"]}
+    balanced = service["loadBalancers"][0]
+    ports = containers[balanced["containerName"]]["portMappings"]
+    assert [balanced["containerPort"]] == [one["containerPort"] for one in ports]
+    # Of two daemons, each would evaluate every sensor.
+    assert service["desiredCount"] == 1
+    assert service["deploymentConfiguration"]["maximumPercent"] == 100
+    parse(containers["code"]["healthCheck"]["command"][1:])
+    shared = {each["name"] for each in containers["daemon"]["environment"]}
+    for container in containers.values():
+        assert shared <= {each["name"] for each in container["environment"]}
+        assert container["secrets"] == containers["daemon"]["secrets"]
+        if "command" in container:
+            parse(container["command"])
+    image = {"name": "DAGSTER_CURRENT_IMAGE", "value": containers["code"]["image"]}
+    assert image in containers["code"]["environment"]
+    for source in instructions("COPY", "ecs.Dockerfile")[0][:-1]:
+        assert (FOLDER / source).is_file()
+    assert document("workspace.yaml")["load_from"][0]["grpc_server"]["host"] == "code"
+    parts = [(FOLDER / name).read_text() for name in ("dagster.yaml", "ecs-launcher.yaml")]
+    launcher = yaml.safe_load("".join(parts))["run_launcher"]
+    untyped: Any = EcsRunLauncher
+    assert process_config(untyped.config_type(), launcher["config"]).success
 
 
 def test_network_policy_lets_only_dagster_reach_the_code() -> None:

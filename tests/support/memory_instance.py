@@ -10,7 +10,7 @@ import dagster as dg
 from dagster._core.instance import InstanceType
 from dagster._core.launcher.sync_in_memory_run_launcher import SyncInMemoryRunLauncher
 from dagster._core.run_coordinator import DefaultRunCoordinator
-from dagster._core.storage.event_log import InMemoryEventLogStorage
+from dagster._core.storage.event_log import EventLogStorage, InMemoryEventLogStorage
 from dagster._core.storage.noop_compute_log_manager import NoOpComputeLogManager
 from dagster._core.storage.root import TemporaryLocalArtifactStorage
 from dagster._core.storage.runs import InMemoryRunStorage
@@ -42,13 +42,13 @@ class MemoryScheduleStorage(SqlScheduleStorage):
 
 
 @contextmanager
-def memory_instance() -> Iterator[dg.DagsterInstance]:
+def memory_instance(events: EventLogStorage | None = None) -> Iterator[dg.DagsterInstance]:
     """An instance that is gone afterwards, for runs in this process."""
     with dg.DagsterInstance(
         instance_type=InstanceType.EPHEMERAL,
         local_artifact_storage=TemporaryLocalArtifactStorage(),  # type: ignore[no-untyped-call]
         run_storage=InMemoryRunStorage(),
-        event_storage=InMemoryEventLogStorage(),
+        event_storage=events or InMemoryEventLogStorage(),
         schedule_storage=MemoryScheduleStorage(),
         compute_log_manager=NoOpComputeLogManager(),
         run_coordinator=DefaultRunCoordinator(),

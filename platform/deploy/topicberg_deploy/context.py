@@ -122,6 +122,9 @@ class DeployContext:
     fresh: set[str] = field(default_factory=set)
     """Keys of resources that this process created or changed, or that need one of these: vendors
     may not know all of it everywhere yet."""
+    waiting_since: dict[str, float] = field(default_factory=dict)
+    """Key of a new resource that was refused, or is settling, → since when, by the monotonic clock:
+    the time until its vendor knows everything everywhere."""
     ours: set[str] = field(default_factory=set)
     """Keys of resources that were looked at, and that ``deploy create`` has created."""
     claimed: frozenset[str] = frozenset()

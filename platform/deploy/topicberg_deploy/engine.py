@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -26,7 +27,7 @@ from topicberg.errors.retry import retry
 from topicberg.errors.table import EVENTUAL, EXISTS, MISSING, UNACCEPTED, UNANSWERED
 from topicberg_deploy.context import WORKERS
 from topicberg_deploy.polling import DeadlineExceededError, poll, report_progress
-from topicberg_deploy.record import BEGUN
+from topicberg_deploy.record import BEGUN, MEASURED
 from topicberg_deploy.resource import (
     Action,
     CannotChangeError,
@@ -227,8 +228,12 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
         live = _correct(resource, context, live, changes, report)
         context.fresh.add(resource.key)
     if resource.settles:
+        if resource.key in MEASURED and resource.key in context.fresh:
+            context.waiting_since.setdefault(resource.key, time.monotonic())
         resource.settle(context, live)
         live = _look_again(resource, context)
+    if since := context.waiting_since.pop(resource.key, None):
+        context.record.put_wait(resource.key, time.monotonic() - since)
     if remark := resource.remark(context, live):
         report(resource, remark)
     return live
@@ -487,6 +492,7 @@ def ensure(resource: Resource, context: DeployContext, report: Report) -> Live:
                 raise
             logger.info("%s: %s; next attempt in %.0f s", resource.title, error, pause)
             if refused:
+                context.waiting_since.setdefault(resource.key, time.monotonic())
                 report(resource, f"next attempt in {pause:.0f} s, refused: {_reason(error)}")
             context.sleep(pause)
     return converge(resource, context, report)

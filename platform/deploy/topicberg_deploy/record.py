@@ -7,9 +7,10 @@ another id, is never deleted; whoever lost the records names what to delete all 
 The record is in SSM Parameter Store, beside the lease, so that every machine has it. A parameter
 takes 4,096 characters, so there are several; only the holder of the lease writes them.
 
-It also has the fingerprints of logins of clients, which vendors store and never return, such as
-that of a catalog: so a plan shows a login that differs from the settings', and a client's secret
-can be changed while the one before still works.
+It also has how long vendors took until they knew everywhere what was created, for the report of
+``deploy probe``, and the fingerprints of logins of clients, which vendors store and never return,
+such as that of a catalog: so a plan shows a login that differs from the settings', and a client's
+secret can be changed while the one before still works.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ CURRENT = "that of the settings"
 UNKNOWN, EARLIER = "unknown", "an earlier one"
 _LOGIN = "login of "
 """Begins the entry of the login that was sent for a resource."""
+MEASURED = ("aws/role/snowflake", "confluent/catalog_integration")
+"""Resources that settle once others know them: a role's trust, and an integration."""
+_WAIT = "seconds of "
+"""Begins the entry of how long `create` waited until a new resource was accepted or settled."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,15 @@ class CreationRecord:
 
     def keys(self) -> set[str]:
         """Return the keys of all that was created."""
-        return {key for key in self._entries() if not key.startswith(_LOGIN)}
+        return {key for key in self._entries() if not key.startswith((_LOGIN, _WAIT))}
+
+    def waits(self) -> dict[str, int]:
+        """Return key of a resource → how many seconds `create` waited for it."""
+        entries = self._entries().items()
+        return {key.removeprefix(_WAIT): int(s) for key, s in entries if key.startswith(_WAIT)}
+
+    def put_wait(self, key: str, seconds: float) -> None:
+        self.put(_WAIT + key, f"{seconds:.0f}")
 
     def login_state(self, key: str, login: ClientLogin) -> str:
         """Return which login was sent for a resource: :data:`CURRENT`, or what to show instead.
@@ -161,8 +174,8 @@ class CreationRecord:
         self._write()
 
     def drop(self, key: str) -> None:
-        """Drop what is recorded of a resource, the login that was sent for it as well."""
-        pages, entries = self._loaded(), {key, _LOGIN + key}
+        """Drop all that is recorded of a resource."""
+        pages, entries = self._loaded(), {key, _LOGIN + key, _WAIT + key}
         with self._lock:
             holding = {number for number, page in pages.items() if entries & page.keys()}
             for number in holding:

@@ -34,15 +34,18 @@ def require_parameters(function: Callable[..., Any], count: int) -> None:
         raise ImportError(f"{function.__name__}: {error}") from None
 
 
-def degradation(effect: str, error: ImportError) -> str:
-    """Return the warning: what this version of Dagster makes slower or leaves out."""
+def degradation(effect: str, error: ImportError | NotImplementedError) -> str:
+    """Return the warning: what this version of Dagster, or the storage of an instance, makes slower
+    or leaves out. Dagster+ refuses some calls of code locations and runs."""
+    if isinstance(error, NotImplementedError):
+        return f"The storage of this instance of Dagster refuses a call: {effect} ({error})"
     return (
         f"Dagster {version('dagster')} differs from the versions that topicberg was tested with: "
         f"{effect} ({error}). `topicberg constraints` prints the tested versions"
     )
 
 
-def warn_degraded(effect: str, error: ImportError) -> None:
+def warn_degraded(effect: str, error: ImportError | NotImplementedError) -> None:
     """Log the warning, once in each process."""
     if effect not in _logged:
         _logged.add(effect)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ import pytest
 from aws_requests import Watch
 from botocore.exceptions import ClientError
 from pydantic import SecretStr
+from repository import PROJECT_ROOT
 from snowflake.connector import SnowflakeConnection
 from snowflake.connector.errors import ProgrammingError
 from vendors import ADMIN_SECRET, REGION, Vendors, in_this_process
@@ -40,6 +42,7 @@ from topicberg_deploy.aws.permissions import Deployed, Purpose, policy
 from topicberg_deploy.context import DeployContext
 from topicberg_deploy.graph.definitions import asset_key, deployed_assets
 from topicberg_deploy.preflight import check
+from topicberg_deploy.probe import observe_deployment, probe, report
 from topicberg_deploy.resource import Step
 from topicberg_deploy.rotate import rotate
 from topicberg_local.emulators.confluent.server import Fault
@@ -512,6 +515,45 @@ def test_tables_without_the_linked_database_are_as_before(linked: Deployment) ->
     assert linked.plan().keys() >= {"snowflake/linked_integration", "snowflake/linked_database"}
     linked.create()
     assert linked.plan() == {}
+
+
+def test_report_of_a_probe_has_no_text_of_the_accounts(linked: Deployment) -> None:
+    """And each answer that docs/cloud.md promises, of a deployment with an upsert table."""
+    vendors, upsert = linked.vendors, "sample_data_users"
+    context, _ = vendors.open(*TOPICS, upsert, **LINKED)
+    table = (vendors.confluent.account.config.cluster_id, upsert)
+    vendors.table(table, f"s3://{context.aws.bucket}/{upsert}")
+    with vendors.describing(sigv4_properties="arn:aws:iam::123456789012:user/deployer "):
+        text = report(context, [*probe(context), *observe_deployment(context)])
+    vendors.glue.drop_table(table)
+    private = _private(vendors, context)
+    assert len(private) > 30
+    assert not [word for word in private if word.lower() in text.lower()]
+    answers = json.loads(text)["answers"]
+    section = (PROJECT_ROOT / "docs/cloud.md").read_text().partition("## What is tested")[2]
+    assert {*re.findall(r"^\| `([a-z_.]+)` \|", section, re.M)} == answers.keys()
+    not_tried = {key for key, answer in answers.items() if "not tried" in answer}
+    assert not_tried == {"emr.job", "emr.merge", "propagation.grants"}
+    assert answers["snowflake.refresh"]["errno"] == 3001
+    assert "STORAGE_LOCATION_1" in answers["snowflake.volume"]["properties"]
+    assert answers["snowflake.integration"]["as expected"] is False
+    assert answers["snowflake.dotted_name"]["discovered"] == 1
+    assert answers["tableflow.delete_files"]["format_version_2"] == 1
+
+
+def _private(vendors: Vendors, context: DeployContext) -> set[str]:
+    """Return what identifies the accounts, or opens them: secrets, ids, names of resources."""
+    secrets = vendors.client("secretsmanager")
+    words = {one["Name"] for one in secrets.list_secrets()["SecretList"]}
+    for name in {*words}:
+        words |= {*json.loads(secrets.get_secret_value(SecretId=name)["SecretString"]).values()}
+    for model in (context.config, context.deploy):
+        stated = (getattr(model, name) for name in model.model_fields_set)
+        words |= {value for value in stated if isinstance(value, str)}
+    words |= {context.deploy.confluent_api_secret.get_secret_value(), "arn:", "://", "127.0.0.1"}
+    words |= {context.aws.account, context.aws.bucket, *TOPICS}
+    words |= {one.rpartition(" ")[2] for one in vendors.left()}
+    return {word for word in words if len(word) > 3 and word != "cloud"}
 
 
 def test_delete_leaves_nothing(complete: Deployment) -> None:

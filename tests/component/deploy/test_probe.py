@@ -12,7 +12,7 @@ from vendors import Vendors, in_this_process
 
 from topicberg.endpoints import LakeEndpoints
 from topicberg.settings.models import EmrSettings
-from topicberg_deploy.probe import probe, run_job
+from topicberg_deploy.probe import probe, run_job, vendor_names
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,12 @@ def test_network_policy_of_the_account_is_reported(vendors: Vendors) -> None:
         vendors.sql("ALTER ACCOUNT UNSET NETWORK_POLICY")
         vendors.sql("DROP NETWORK POLICY GUARD")
     assert "GUARD must allow this machine" in found["network policy of Snowflake's account"]
+
+
+def test_names_of_accounts_are_no_names_of_vendors() -> None:
+    names = ["property", "STORAGE_LOCATION_1", "SIGV4_IAM_ROLE", "RSA_PUBLIC_KEY_2_FP"]
+    others = ["A123456789012", "lkc-1", "ORG.ACCOUNT", "a@example.org", "A_1_2", "1" * 99, ""]
+    assert vendor_names([*names, *others, "A" + "1" * 99]) == names
 
 
 READER = "/confluent_cloud_resource/demo/reader/tableflow"

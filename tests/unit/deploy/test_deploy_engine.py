@@ -111,6 +111,7 @@ class Toy:
         self.live: dict[str, Live] = {}
         self.waiting: dict[str, str] = {}
         self.fresh: set[str] = set()
+        self.waiting_since: dict[str, float] = {}
         self.vanishes: set[str] = set()
         self.deploy = SimpleNamespace(profile=None)
         self.pages: dict[int, str] = {}

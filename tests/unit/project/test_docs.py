@@ -46,6 +46,7 @@ FOREIGN = {
     "kubectl",
     "helm",
     "aws",
+    "dagster-cloud",
     "confluent",
     "pip",
     "unzip",

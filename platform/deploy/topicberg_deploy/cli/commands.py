@@ -7,6 +7,7 @@ import inspect
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -366,23 +367,33 @@ def rotate(
 
 
 @_command("day_count", "number_of_api_keys_to_retain")
-def probe(flags: dict[str, Any]) -> None:
+def probe(
+    flags: dict[str, Any],
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", help="also write the answers to this file, without names of your accounts"
+        ),
+    ] = None,
+) -> None:
     """Try in the accounts what documentation does not settle; what it creates in Snowflake is
     dropped. Of a deployment, also start a job run of EMR Serverless, which costs cents.
 
     Exit code 1 if something differs from what is expected."""
-    from topicberg_deploy.probe import probe as observe
+    from topicberg_deploy import probe
 
     context, _ = _open(flags)
     use_deployment(context)
-    differs = False
-    for result in observe(context):
-        if result.difference:
-            differs = True
-            echo(f"differs: {result.what}: {result.difference}")
-        else:
-            echo(f"as expected: {result.what}")
-    exit_if(differs)
+    results = []
+    for result in chain(probe.probe(context), probe.observe_deployment(context) if report else ()):
+        results.append(result)
+        state = "not tried" if result.not_tried else "as expected"
+        line = ("differs" if result.difference else state, result.what)
+        echo(": ".join(filter(None, (*line, result.difference, result.not_tried))))
+    if report is not None:
+        report.write_text(probe.report(context, results))
+        echo(f"wrote {report}", err=True)
+    exit_if(any(result.difference for result in results))
 
 
 @app.command()

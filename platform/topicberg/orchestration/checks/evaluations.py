@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import dagster as dg
 
 from topicberg.checks.finding import Finding
+from topicberg.dagster.compatibility import warn_degraded
 
 FINDING = "finding"  # Metadata of a failed check: :meth:`topicberg.checks.finding.Finding.to_json`.
 REMEDIATION, SINCE, CAUSE = "remediation", "since", "caused by"
@@ -40,18 +41,28 @@ class Evaluation:
 
 
 def last_evaluations(
-    instance: dg.DagsterInstance, keys: Collection[dg.AssetCheckKey]
+    instance: dg.DagsterInstance,
+    keys: Collection[dg.AssetCheckKey],
+    before: Mapping[dg.AssetCheckKey, Evaluation] | None = None,
 ) -> dict[dg.AssetCheckKey, Evaluation]:
-    """Return check → its last evaluation that ended; one query for all that are not in progress."""
-    storage = instance.event_log_storage
-    evaluations = {}
+    """Return check → its last evaluation that ended; one query for all that are not in progress.
+
+    :param before: the last evaluations, of those in progress where Dagster has no history of checks
+    """
+    storage, before = instance.event_log_storage, before or {}
+    evaluations = dict[dg.AssetCheckKey, Evaluation]()
     for key, newest in storage.get_latest_asset_check_execution_by_key(list(keys)).items():
         if key not in keys:  # the query returns every check of these names on these assets
             continue
         records = [newest]
         if newest.status.value not in _ENDED:
             ended = {status for status in type(newest.status) if status.value in _ENDED}
-            records = [*storage.get_asset_check_execution_history(key, limit=1, status=ended)]
+            try:
+                records = [*storage.get_asset_check_execution_history(key, limit=1, status=ended)]
+            except NotImplementedError as error:
+                warn_degraded("a check has no last result while it is evaluated", error)
+                evaluations |= {key: before[key]} if key in before else {}
+                continue
         for record in records:
             if record.event is not None and record.event.dagster_event is not None:
                 evaluations[key] = Evaluation(

@@ -54,6 +54,10 @@ def retention_job(assets: Collection[dg.AssetKey]) -> dg.JobDefinition:
 def _forget(context: dg.OpExecutionContext, keys: frozenset[dg.AssetKey]) -> int:
     """Delete the runs and events that are old enough. Returns how many runs there were."""
     config, now, instance = settings(), datetime.now(UTC), context.instance
+    if not hasattr(instance.event_log_storage, "index_connection"):  # its events are in no tables
+        refusal = NotImplementedError("it deletes runs and events by its own settings")
+        context.log.warning(compatibility.degradation("nothing is forgotten", refusal))
+        return 0
     old: dict[str, frozenset[dg.AssetKey]] = {}
     for tags, days in ((_SOON, config.keep_check_runs_days), ({}, config.keep_runs_days)):
         old |= _own_runs(instance, tags, now - timedelta(days=days), context.run, keys)

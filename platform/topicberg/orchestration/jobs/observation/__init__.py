@@ -53,7 +53,7 @@ def observe(
     is_late = time.monotonic() > before.checks_at + REREAD_SECONDS
     if is_late or active or until != state.runs_until:
         before.checks_at = time.monotonic()
-        before.checks = last_evaluations(instance, graph.asset_check_keys)
+        before.checks = last_evaluations(instance, graph.asset_check_keys, before.checks)
     return Observation(
         at=now,
         check_runs=runs.check_runs(instance, repository, config, location),

@@ -13,6 +13,7 @@ import dagster as dg
 from topicberg.alerts.observation import FailedCheck, StaleAsset
 from topicberg.checks.finding import Finding
 from topicberg.checks.topic import ENGINE_CHECK, check_engine, status_findings
+from topicberg.dagster.compatibility import warn_degraded
 from topicberg.orchestration.checks.evaluations import Evaluation
 from topicberg.settings import Settings
 from topicberg.tableflow.service.status import (
@@ -76,9 +77,14 @@ def stale_assets(
 ) -> Iterator[StaleAsset]:
     """Yield the assets past their freshness policies."""
     keys = [key for key in graph.get_all_asset_keys() if graph.get(key).freshness_policy]
+    try:
+        records = instance.get_freshness_state_records(keys)
+    except NotImplementedError as error:
+        warn_degraded("no alert names assets past their freshness policies", error)
+        return
     stale = {
         key: record
-        for key, record in instance.get_freshness_state_records(keys).items()
+        for key, record in records.items()
         if record.freshness_state.value in ("WARN", "FAIL")
     }
     checks = graph.asset_check_keys
