@@ -112,6 +112,8 @@ class DeployContext:
     """Nothing is changed, so secrets that may not be read are left out."""
     purge_secrets: bool = False
     """Deleting a secret leaves no way back."""
+    irrevocable: bool = False
+    """Topics also get more partitions, and configurations by which Kafka deletes records."""
     sleep: Callable[[float], None] = time.sleep
     check_lease: Callable[[], None] = lambda: None
     """Called before each request that changes something; it raises LockLostError if the lease of

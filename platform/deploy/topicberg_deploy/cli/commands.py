@@ -221,6 +221,14 @@ def create(
     no_compute: NoCompute = False,
     no_generators: NoGenerators = False,
     target: Target = None,
+    irrevocable: Annotated[
+        bool,
+        typer.Option(
+            "--irrevocable",
+            help="also add partitions to topics, and let Kafka delete records by their new "
+            "configuration, which cannot be undone: `plan` lists it",
+        ),
+    ] = False,
 ) -> None:
     """Create what is missing, change what differs, and compute the derived tables once.
 
@@ -234,6 +242,7 @@ def create(
         local_stack().start(settings())
     config = _settings(compute=not no_compute, generators=not no_generators)
     context, graph = _open(flags, config, before="create")
+    context.irrevocable = irrevocable
     graph = _targeted(graph, target)
     announce_generators(graph)
     try:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from topicberg.clients.confluent import ConflictError, if_found
 from topicberg.errors.incompatible import refusal
 from topicberg.formats.table import FORMATS
+from topicberg.kafka.topics import losing_configs
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 from topicberg.topics.schema import read_schema
@@ -50,7 +51,26 @@ class KafkaTopic(Resource):
         return Live(self.name, {"partitions": topic["partitions_count"], **values})
 
     def desired(self, context: DeployContext) -> Fields:
-        return {"partitions": self.spec.partitions, **self.spec.kafka_config}
+        wanted = {"partitions": self.spec.partitions, **self.spec.kafka_config}
+        live = context.live.get(self.key)
+        kept = self._irrevocable(live) if live and not context.irrevocable else {}
+        return wanted | {name: before for name, (before, _) in kept.items()}
+
+    def _irrevocable(self, live: Live) -> Changes:
+        """Return which changes to the spec cannot be undone: more partitions, and configurations by
+        which Kafka deletes records."""
+        has, wanted = live.fields["partitions"], self.spec.partitions
+        grows = has < wanted and not self.spec.is_compacted
+        losing = losing_configs(self.spec.kafka_config, live.fields)
+        return ({"partitions": (has, wanted)} if grows else {}) | {
+            name: (live.fields.get(name), value) for name, value in losing.items()
+        }
+
+    def remark(self, context: DeployContext, live: Live) -> str:
+        if context.irrevocable or not (changes := self._irrevocable(live)):
+            return ""
+        listed = ", ".join(f"{name}: {was} → {wanted}" for name, (was, wanted) in changes.items())
+        return f"`topicberg deploy create --irrevocable` sets {listed}, which cannot be undone"
 
     def create(self, context: DeployContext) -> None:
         body = {
