@@ -26,7 +26,7 @@ from topicberg.tableflow.service.status import COUNTERS, TopicStatus
 from topicberg.tableflow.upsert.tombstones import missed
 from topicberg.tableflow.values.commit import committed
 from topicberg.topics.deadletters import DEFAULT_TARGET
-from topicberg.topics.requests import resume_hint
+from topicberg.topics.requests import Pause, paused_by
 from topicberg.topics.spec import Freshness, TopicSpec
 from topicberg.wording import count
 
@@ -92,7 +92,9 @@ def topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
             f"Rows were added within {limits.warn_minutes} minutes (fails after "
             f"{limits.fail_minutes}); if not, it says whether the producer or Tableflow is the "
             "cause.",
-            lambda probe: _paused(spec, probe.status(spec)) or check_freshness(spec, limits, probe),
+            lambda probe: (
+                _paused(paused_by(probe.config, spec.name)) or check_freshness(spec, limits, probe)
+            ),
         )
 
 
@@ -126,7 +128,7 @@ def check_engine(spec: TopicSpec, status: TopicStatus | None, now: datetime) -> 
         "rows_skipped": status.rows_skipped,
         "consumer_lag": sum(status.lag.values()),
     }
-    if (note := _paused(spec, status, **facts)) is not None:
+    if (note := _paused(status.paused, **facts)) is not None:
         return note
     message, hint = split_hint(status.error_message or "")
     hint = hint or _see_engine()
@@ -155,11 +157,9 @@ def check_engine(spec: TopicSpec, status: TopicStatus | None, now: datetime) -> 
     return good(f"Tableflow is {status.phase.lower()}", **facts)
 
 
-def _paused(spec: TopicSpec, status: TopicStatus | None, **facts: object) -> Finding | None:
+def _paused(pause: Pause | None, **facts: object) -> Finding | None:
     """Return what the checks of a paused topic say: its table lags because a user wants it to."""
-    if status is None or status.paused is None:
-        return None
-    return good(f"the topic is {status.paused}; {resume_hint(spec.name)}", **facts)
+    return good(f"{pause.error.message}; {pause.error.hint}", **facts) if pause else None
 
 
 def status_findings(
@@ -223,7 +223,7 @@ def _lag_check(spec: TopicSpec) -> Iterator[TableCheck]:
             "Records in Kafka that the table does not hold yet; at most "
             f"{spec.checks.max_lag_records:,} by the spec (checks.max_lag_records).",
             lambda probe: (
-                _paused(spec, probe.status(spec))
+                _paused(paused_by(probe.config, spec.name))
                 or check_lag(spec, probe.iceberg, probe.endpoints, probe.engine_fault(spec))
             ),
         )

@@ -88,7 +88,7 @@ def enable(
     What earlier commands set stays, unless an option sets it again.
     """
     from topicberg.tableflow.service import control
-    from topicberg.topics.requests import paused_by, resume_hint
+    from topicberg.topics.requests import paused_by
 
     config = settings()
     mode = {"mode": error_handling or "LOG"} if error_handling or log_target else {}
@@ -112,7 +112,7 @@ def enable(
         f"{topic}: Tableflow is enabled; run `topicberg tableflow status {topic}` to see its state"
     )
     if (paused := paused_by(config, topic)) is not None:
-        warn(f"{topic} is {paused}\n  → {resume_hint(topic)}")
+        warn(str(paused.error))
 
 
 def described(spec: TopicSpec) -> str:
@@ -184,8 +184,7 @@ def pause(topic: Topic) -> None:
 
     config = settings()
     control.require_enabled(config, topic)
-    paused = requests.pause(config, topic, current_user())
-    echo(f"{topic} is {paused}\n  → {requests.resume_hint(topic)}")
+    echo(str(requests.pause(config, topic, current_user()).error))
 
 
 def resume(topic: Topic) -> None:
@@ -565,13 +564,12 @@ def waiting_changes(
 
 def _notes(state: TopicStatus) -> Iterator[str]:
     """Yield what is no failure, but concerns the topic's operator."""
-    from topicberg.topics.requests import resume_hint
 
     def at(milliseconds: int) -> str:
         return moment(from_ms(milliseconds))
 
     if state.paused:
-        yield f"{state.paused}\n  → {resume_hint(state.topic)}"
+        yield str(state.paused.error)
     if state.activity:
         yield state.activity
     if state.rows_skipped:

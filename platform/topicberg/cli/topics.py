@@ -438,18 +438,17 @@ def grow(name: Name, yes: Yes = False) -> None:
 @app.command()
 def configure(name: Name, yes: Yes = False) -> None:
     """Set configurations of the topic's spec by which Kafka deletes records: a shorter retention,
-    another `cleanup.policy`. It cannot be undone.
-    """
+    another `cleanup.policy`. It cannot be undone."""
     from topicberg.kafka import topics as kafka
 
     spec, endpoints, _ = _topic(name)
-    configs = ", ".join(f"{k}: {v}" for k, v in kafka.deletions(spec, endpoints).items())
-    if not configs:
+    changes = kafka.deletions(spec, endpoints)
+    if not (configs := ", ".join(f"{name}: {value}" for name, value in changes.items())):
         echo(f"{name}: no configuration of the spec deletes records that Kafka keeps now")
         return
     question = f"Set {configs}, so that Kafka deletes records of topic {name} earlier?"
     confirm(f"{question} It cannot be undone", yes=yes)
-    kafka.configure_topic(spec, endpoints)
+    kafka.set_configs(spec, endpoints, changes)
     echo(f"{name}: set {configs}")
 
 

@@ -88,15 +88,11 @@ class Fetcher(ABC):
 
     def _require_topic(self) -> None:
         """Ask Kafka what is wrong with a silent topic: librdkafka does not report a topic that it
-        may not see any more to a consumer with assigned partitions.
-
-        :raises FetchError: the topic was deleted, or the right to see it was
-        """
-        error, topic = self._topic_error(), self._source[1]
+        may not see any more to a consumer with assigned partitions."""
+        error = self._topic_error()
         if error is not None and error.code() in _GONE:
-            raise FetchError(f"topic {topic} cannot be read: {error.str()}") from KafkaException(
-                error
-            )
+            text = f"topic {self._source[1]} cannot be read: {error.str()}"
+            raise FetchError(text) from KafkaException(error)
 
     def _topic_error(self) -> KafkaError | None:
         config, topic = self._source

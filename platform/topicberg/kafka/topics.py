@@ -134,7 +134,7 @@ def ensure_topic(
 
     An external topic is left as it is. What cannot be undone waits until a user asks for it: more
     partitions (:func:`grow_topic`), and configurations by which Kafka deletes records
-    (:func:`configure_topic`). Safe to call at any time, also concurrently.
+    (:func:`deletions`). Safe to call at any time, also concurrently.
 
     :param recreate: create it also if `topicberg deploy delete` deleted it: a user asks for it
     :raises TopicDeletedError: it was deleted, and `recreate` is not set
@@ -161,7 +161,7 @@ def ensure_topic(
                 logger.warning("%s; %s", drift.message, drift.hint)
         losing, wanted = losing_configs(spec.topic_config, configuration), spec.topic_config
         changed = {k: v for k, v in wanted.items() if configuration.get(k) != v and k not in losing}
-        _set_configs(spec, endpoints, changed)
+        set_configs(spec, endpoints, changed)
     ids = {
         id(schema): register_schema(endpoints, subject, schema, path)
         for subject, schema, path in spec.schema_files(config)
@@ -519,10 +519,7 @@ def partition_drift(
 def losing_configs(
     wanted: Mapping[str, str], configuration: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Return the wanted configurations by which Kafka deletes records that it keeps now.
-
-    :param configuration: those of the topic
-    """
+    """Return the wanted configurations by which Kafka deletes records that it keeps now."""
 
     def loses(name: str, value: str) -> bool:
         before = configuration.get(name) or ""
@@ -538,13 +535,11 @@ def losing_configs(
 def config_drift(
     spec: TopicSpec, configuration: Mapping[str, str | None]
 ) -> TopicDriftError | None:
-    """Return which configurations of the spec wait for :func:`configure_topic`; None: none."""
+    """Return which configurations of the spec wait for `topics configure`; None: none does."""
     if not (losing := losing_configs(spec.topic_config, configuration)):
         return None
-    has, wants = (
-        ", ".join(f"{name}: {values.get(name)}" for name in losing)
-        for values in (configuration, losing)
-    )
+    wants = ", ".join(f"{name}: {value}" for name, value in losing.items())
+    has = ", ".join(f"{name}: {configuration.get(name)}" for name in losing)
     return TopicDriftError(
         f"topic {spec.name} has {has}, its spec has {wants}, by which Kafka deletes records",
         hint=f"run `topicberg topics configure {spec.name}` to delete them, which cannot be "
@@ -593,7 +588,7 @@ def grow_topic(spec: TopicSpec, endpoints: Endpoints) -> None:
 
 
 def deletions(spec: TopicSpec, endpoints: Endpoints) -> dict[str, str]:
-    """Return the configurations that :func:`configure_topic` would set.
+    """Return the configurations of the spec by which Kafka deletes records of the topic.
 
     :raises TopicDriftError: it must not be changed
     """
@@ -601,12 +596,8 @@ def deletions(spec: TopicSpec, endpoints: Endpoints) -> dict[str, str]:
     return losing_configs(spec.topic_config, topic_config(endpoints, spec.name))
 
 
-def configure_topic(spec: TopicSpec, endpoints: Endpoints) -> None:
-    """Set the configurations of the spec by which Kafka deletes records of the topic."""
-    _set_configs(spec, endpoints, deletions(spec, endpoints))
-
-
-def _set_configs(spec: TopicSpec, endpoints: Endpoints, changes: Mapping[str, str]) -> None:
+def set_configs(spec: TopicSpec, endpoints: Endpoints, changes: Mapping[str, str]) -> None:
+    """Set configurations of the topic, if there are any."""
     if not changes:
         return
     entries = [

@@ -21,11 +21,18 @@ from topicberg.topics.discovery import FoundTopic
 class Pause(BaseModel):
     """That a user paused a topic; ``by``: user and host."""
 
+    topic: str
     at: datetime
     by: str
 
     def __str__(self) -> str:
         return f"paused since {self.at:%Y-%m-%d %H:%M:%S} UTC by {self.by}"
+
+    @property
+    def error(self) -> TopicbergError:
+        """The error of what would read the topic."""
+        resume = f"run `topicberg tableflow resume {self.topic}` to continue where the table ends"
+        return TopicbergError(f"topic {self.topic} is {self}", hint=resume)
 
 
 class StoredRequest(BaseModel):
@@ -64,15 +71,16 @@ def topic_created(config: Settings, topic: str) -> None:
 
 
 def _keep_commands(config: Settings, topic: str, **changes: Any) -> None:
-    command, paused = command_settings(config, topic), paused_by(config, topic)
-    write_request(config, StoredRequest(topic=topic, command=command, paused=paused, **changes))
+    before = _readable(config, topic)
+    kept = before.model_dump(include={"command", "paused"}) if before else {}
+    write_request(config, StoredRequest(topic=topic, **kept, **changes))
 
 
 def pause(config: Settings, topic: str, by: str) -> Pause:
     """Let nothing read the topic into its table until it is resumed; return since when."""
     request = read_request(config, topic) or StoredRequest(topic=topic, enabled=None)
     if request.paused is None:
-        request.paused = Pause(at=datetime.now(UTC), by=by)
+        request.paused = Pause(topic=topic, at=datetime.now(UTC), by=by)
         write_request(config, request)
     return request.paused
 
@@ -88,12 +96,7 @@ def end_pause(config: Settings, topic: str) -> Pause | None:
 def require_unpaused(config: Settings, topic: str) -> None:
     """:raises TopicbergError: a user paused the topic"""
     if (paused := paused_by(config, topic)) is not None:
-        raise TopicbergError(f"topic {topic} is {paused}", hint=resume_hint(topic))
-
-
-def resume_hint(topic: str) -> str:
-    """Return how to let a paused topic go on."""
-    return f"run `topicberg tableflow resume {topic}` to continue where the table ends"
+        raise paused.error
 
 
 def read_request(config: Settings, topic: str) -> StoredRequest | None:
@@ -126,12 +129,6 @@ def read_requests(config: Settings) -> tuple[dict[str, StoredRequest], dict[str,
         except TopicbergError as error:
             wrong[topic] = str(error)
     return by_topic, wrong
-
-
-def command_settings(config: Settings, topic: str) -> dict[str, Any]:
-    """Return the settings chosen by a command; none if the request is damaged."""
-    request = _readable(config, topic)
-    return request.command if request else {}
 
 
 def paused_by(config: Settings, topic: str) -> Pause | None:

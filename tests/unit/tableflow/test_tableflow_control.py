@@ -157,10 +157,10 @@ def test_paused_topic_keeps_everything_until_it_is_resumed(
     assert "is not enabled" in str(run("pause", "nothing").exception)
     control.enable(config, "orders", {"retention_ms": 86_400_000}, command=True)
     first = run("pause", "orders")
-    assert re.match(r"orders is paused since 20.* UTC by \w+@", first.output)
+    assert re.match(r"topic orders is paused since 20.* UTC by \w+@", first.output)
     assert run("pause", "orders").output == first.output, "since the first one"
     assert control.enabled_topics(config)["orders"].tableflow.retention_ms == 86_400_000
-    assert "orders is paused" in run("enable", "orders").output
+    assert "topic orders is paused" in run("enable", "orders").output
     control.resume(config, "orders")
     requests.topic_deleted(config, "orders")
     requests.topic_created(config, "orders")
@@ -177,7 +177,7 @@ def test_paused_topic_keeps_everything_until_it_is_resumed(
     resumed = run("resume", "orders").output
     assert "continues where the table ends; it was paused since" in resumed
     requested.topics()
-    assert requested.changed() == {"orders": False}
+    assert requested.changed()["orders"].paused is None
     assert requests.read_request(config, "orders").resumed_at == 0.0
     assert run("status", "orders", "--json").output.count("PAUSED") == 0
     assert "orders is not paused: the engine tries again" in run("resume", "orders").output
@@ -192,7 +192,7 @@ def test_checks_of_a_paused_topic_pass_and_say_so(config: Settings) -> None:
     write_status(config, TopicStatus(topic="orders", phase="FAILED", error_message="no Kafka"))
     requests.pause(config, "orders", "ada@desk")
     status, now = read_status(config, "orders"), datetime.now(UTC)
-    probe: Any = SimpleNamespace(status=lambda _: status, now=now)
+    probe: Any = SimpleNamespace(status=lambda _: status, now=now, config=config)
     checks = {check.name: check for check in topic_checks(load_topic("orders", config))}
     for name in ("tableflow", "kafka_lag", "freshness"):
         finding = checks[name].evaluate(probe)
@@ -289,7 +289,7 @@ def test_one_invalid_topic_does_not_affect_the_others(config: Settings) -> None:
         config, requests.StoredRequest(topic="orders", enabled=True, resumed_at=1.0)
     )
     requested.topics()
-    assert requested.changed() == {"orders": False}
+    assert [*requested.changed()] == ["orders"]
 
 
 def test_requests_are_read_again_only_after_a_change(config: Settings) -> None:
@@ -300,7 +300,7 @@ def test_requests_are_read_again_only_after_a_change(config: Settings) -> None:
     assert requested.topics()[0]["orders"] is first[0]["orders"]
     control.resume(config, "views")
     assert requested.topics() == first
-    assert [requested.changed(), requested.changed()] == [{"views": False}, {}]
+    assert [[*requested.changed()], [*requested.changed()]] == [["views"], []]
     (config.topics_dir / "orders.yaml").write_text(SPEC + "tableflow: {enabled: false}\n")
     control.disable(config, "views")
     assert requested.topics() == ({}, {})

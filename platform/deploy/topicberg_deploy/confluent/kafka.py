@@ -52,25 +52,22 @@ class KafkaTopic(Resource):
 
     def desired(self, context: DeployContext) -> Fields:
         wanted = {"partitions": self.spec.partitions, **self.spec.kafka_config}
-        live = context.live.get(self.key)
-        kept = self._irrevocable(live) if live and not context.irrevocable else {}
-        return wanted | {name: before for name, (before, _) in kept.items()}
+        return wanted | {n: context.live[self.key].fields.get(n) for n in self._waiting(context)}
 
-    def _irrevocable(self, live: Live) -> Changes:
-        """Return which changes to the spec cannot be undone: more partitions, and configurations by
-        which Kafka deletes records."""
+    def _waiting(self, context: DeployContext) -> Fields:
+        """Return what of the spec waits for ``create --irrevocable``: more partitions, and
+        configurations by which Kafka deletes records."""
+        if (live := context.live.get(self.key)) is None or context.irrevocable:
+            return {}
         has, wanted = live.fields["partitions"], self.spec.partitions
         grows = has < wanted and not self.spec.is_compacted
-        losing = losing_configs(self.spec.kafka_config, live.fields)
-        return ({"partitions": (has, wanted)} if grows else {}) | {
-            name: (live.fields.get(name), value) for name, value in losing.items()
-        }
+        more = {"partitions": wanted} if grows else {}
+        return more | losing_configs(self.spec.kafka_config, live.fields)
 
     def remark(self, context: DeployContext, live: Live) -> str:
-        if context.irrevocable or not (changes := self._irrevocable(live)):
-            return ""
-        listed = ", ".join(f"{name}: {was} → {wanted}" for name, (was, wanted) in changes.items())
-        return f"`topicberg deploy create --irrevocable` sets {listed}, which cannot be undone"
+        waiting = [f"{n}: {live.fields.get(n)} → {v}" for n, v in self._waiting(context).items()]
+        create = "`topicberg deploy create --irrevocable` sets "
+        return f"{create}{', '.join(waiting)}, which cannot be undone" if waiting else ""
 
     def create(self, context: DeployContext) -> None:
         body = {

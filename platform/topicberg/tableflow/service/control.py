@@ -21,7 +21,6 @@ from topicberg.topics import TopicSpec, check_topics, deadletters
 from topicberg.topics.discovery import FoundTopic, found_document
 from topicberg.topics.kept import Files, spec_files
 from topicberg.topics.requests import (
-    Pause,
     StoredRequest,
     read_request,
     read_requests,
@@ -145,8 +144,8 @@ class Requested:
         self._config = config
         self._files: Files | None = None
         self._found: tuple[dict[str, TopicSpec], dict[str, str]] = {}, {}
-        self._marks = _marks(config)
-        self._changed = dict[str, bool]()
+        self._requests = read_requests(config)[0]
+        self._changed = dict[str, StoredRequest]()
 
     def topics(self) -> tuple[dict[str, TopicSpec], dict[str, str]]:
         """Return what :func:`usable_topics` does.
@@ -154,23 +153,16 @@ class Requested:
         :raises SpecError: there is no folder of topic specs
         """
         if (files := spec_files(self._config, requests_folder(self._config))) != self._files:
-            self._found, before = usable_topics(self._config), self._marks
-            self._files, self._marks = files, _marks(self._config)
-            for topic, mark in self._marks.items():
-                if mark != before.get(topic, (0.0, None)):
-                    self._changed[topic] = mark[1] is not None
+            self._found, before = usable_topics(self._config), self._requests
+            self._files, self._requests = files, read_requests(self._config)[0]
+            new = self._requests.items()
+            self._changed |= {name: r for name, r in new if r != before.get(name)}
         return self._found
 
-    def changed(self) -> dict[str, bool]:
-        """Return the topics that were resumed or paused since the last call: whether paused."""
+    def changed(self) -> dict[str, StoredRequest]:
+        """Return the requests that have changed since the last call, by topic."""
         changed, self._changed = self._changed, {}
         return changed
-
-
-def _marks(config: Settings) -> dict[str, tuple[float, Pause | None]]:
-    """Return when each topic was last resumed, and since when it is paused."""
-    requests = read_requests(config)[0].items()
-    return {name: (request.resumed_at, request.paused) for name, request in requests}
 
 
 def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str]]:
