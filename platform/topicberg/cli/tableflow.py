@@ -351,8 +351,8 @@ def run(
     from topicberg.topics.requests import require_unpaused
 
     config = settings()
-    spec, endpoints = find_topic(config, topic), load_endpoints(config)
     require_unpaused(config, topic)
+    spec, endpoints = find_topic(config, topic), load_endpoints(config)
     log_to_stderr(logging.WARNING, levels={"topicberg": logging.INFO})
     if once:
         done = run_once(spec, endpoints, config)

@@ -21,9 +21,9 @@ from topicberg.checks.topic import check_engine, topic_checks
 from topicberg.cli import tableflow as cli
 from topicberg.cli.query import deleted_topics
 from topicberg.errors import SpecError, TopicbergError
+from topicberg.orchestration.resources.lakehouse import ingest_by_engine
 from topicberg.settings import Settings
 from topicberg.tableflow.service import control
-from topicberg.tableflow.service.engine import run_once
 from topicberg.tableflow.service.metrics import StatusCollector
 from topicberg.tableflow.service.status import (
     COUNTERS,
@@ -44,6 +44,7 @@ from topicberg.topics.discovery import FoundSchema, FoundTopic
 
 FOUND = FoundTopic(partitions=1, value=FoundSchema(format="avro", version=1))
 
+UNUSED: Any = None
 SPEC = "name: orders\npipeline: shop\nschema: {format: none}\n"
 
 
@@ -124,8 +125,8 @@ def test_command_after_a_new_deployment_wins(config: Settings) -> None:
     assert set(control.enabled_topics(config)) == {"orders"}, "a command takes it back"
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, arguments)
+def run(*arguments: str, **how: Any) -> Result:
+    return CliRunner().invoke(cli.app, arguments, **how)
 
 
 def test_enable_as_a_hint_says_resets_nothing_that_a_command_set(config: Settings) -> None:
@@ -170,8 +171,12 @@ def test_paused_topic_keeps_everything_until_it_is_resumed(
     assert "run `topicberg tableflow resume orders` to continue" in run("status").output
     (shown,) = json.loads(run("status", "--json").output)
     assert (shown["phase"], shown["engine"]) == ("PAUSED", None), "also without an engine"
-    with pytest.raises(TopicbergError, match="topic orders is paused since"):
-        run_once(load_topic("orders", config), object(), config)
+    for read in (
+        lambda: run("run", "orders", "--once", catch_exceptions=False),
+        lambda: ingest_by_engine(load_topic("orders", config), UNUSED, config, UNUSED),
+    ):
+        with pytest.raises(TopicbergError, match="topic orders is paused since"):
+            read()
     requested = control.Requested(config)
     requested.topics()
     resumed = run("resume", "orders").output

@@ -59,7 +59,6 @@ from topicberg.tableflow.values import skips
 from topicberg.tableflow.values.memory import ExhaustedError
 from topicberg.tableflow.values.offsets import Batch
 from topicberg.topics import TopicSpec
-from topicberg.topics.requests import require_unpaused
 from topicberg.wording import count
 
 logger = logging.getLogger(__name__)
@@ -413,11 +412,7 @@ def spark_sessions(endpoints: Endpoints, config: Settings) -> Sessions:
 
 
 def run_once(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Commit:
-    """Commit all that the topic holds now; return the last commit, with the rows of all.
-
-    :raises TopicbergError: the topic is paused, or a batch cannot be committed
-    """
-    require_unpaused(config, spec.name)
+    """Commit all that the topic holds now; return the last commit, with the rows of all."""
     target = kafka.end_offsets(endpoints, spec.name)
     ingestor = Ingestor(spec, endpoints, config)
     records = rows = 0
