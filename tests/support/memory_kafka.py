@@ -151,7 +151,6 @@ class MemoryKafka:
             kafka_listener=lambda *_: (ADDRESS, LOGIN),
             kafka_tuning=lambda _: {},
             kafka_config=dict,
-            kafka_deployed=False,
         )
 
     def serve(self, monkeypatch: pytest.MonkeyPatch) -> MemoryKafka:

@@ -57,6 +57,7 @@ _CONFIGS_AT_ONCE = 100
 _DELETING = {CLEANUP_POLICY, "retention.ms", "retention.bytes", "delete.retention.ms"}
 """Configurations by which Kafka deletes records and tombstones."""
 _NUMBER = re.compile(r"-?\d+")
+_DEPLOYED = ", or `topicberg deploy create --irrevocable` if that created the topic,"
 _REFUSALS = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED")
 _NOT_REACHED = ("_RESOLVE", "_SSL")
 _REPEATED_SECONDS = 30.0  # How often librdkafka reports a failure again that stays the same.
@@ -509,8 +510,8 @@ def partition_drift(
         )
     else:
         hint = (
-            f"run `topicberg topics grow {spec.name}` to add them, which cannot be undone and "
-            f"moves keys to other partitions, or set `partitions: {partitions}`"
+            f"run `topicberg topics grow {spec.name}`{_DEPLOYED} to add them, which cannot be "
+            f"undone and moves keys to other partitions, or set `partitions: {partitions}`"
         )
         return PartitionDriftError(message, hint=hint, can_grow=True)
     return PartitionDriftError(message, hint=hint)
@@ -542,8 +543,8 @@ def config_drift(
     has = ", ".join(f"{name}: {configuration.get(name)}" for name in losing)
     return TopicDriftError(
         f"topic {spec.name} has {has}, its spec has {wants}, by which Kafka deletes records",
-        hint=f"run `topicberg topics configure {spec.name}` to delete them, which cannot be "
-        f"undone, or set `topic_config: {{{has}}}`",
+        hint=f"run `topicberg topics configure {spec.name}`{_DEPLOYED} to delete them, which "
+        f"cannot be undone, or set `topic_config: {{{has}}}`",
     )
 
 
@@ -552,22 +553,15 @@ def growth(spec: TopicSpec, endpoints: Endpoints) -> int:
 
     :raises TopicDriftError: it must not grow
     """
-    _require_ours(spec, endpoints, "ask its owner to add partitions")
+    if spec.external:
+        raise TopicDriftError(
+            f"topic {spec.name} is external: topicberg does not change it",
+            hint="ask its owner to add partitions",
+        )
     policy = topic_config(endpoints, spec.name).get(CLEANUP_POLICY)
     partitions = partition_count(endpoints, spec.name)
     _growable(spec, partitions, policy)
     return spec.partitions - partitions
-
-
-def _require_ours(spec: TopicSpec, endpoints: Endpoints, ask: str) -> None:
-    """:raises TopicDriftError: this login must not change the topic"""
-    if spec.external or endpoints.kafka_deployed:
-        of = "external" if spec.external else "of a deployment"
-        deploy = "run `topicberg deploy create --irrevocable`, which changes it by its spec"
-        raise TopicDriftError(
-            f"topic {spec.name} is {of}: this command does not change it",
-            hint=ask if spec.external else deploy,
-        )
 
 
 def _growable(spec: TopicSpec, partitions: int, policy: str | None) -> PartitionDriftError | None:
@@ -588,11 +582,8 @@ def grow_topic(spec: TopicSpec, endpoints: Endpoints) -> None:
 
 
 def deletions(spec: TopicSpec, endpoints: Endpoints) -> dict[str, str]:
-    """Return the configurations of the spec by which Kafka deletes records of the topic.
-
-    :raises TopicDriftError: it must not be changed
-    """
-    _require_ours(spec, endpoints, "ask its owner to change it")
+    """Return the configurations of the spec by which Kafka deletes records of the topic; the spec
+    of an external topic has none."""
     return losing_configs(spec.topic_config, topic_config(endpoints, spec.name))
 
 

@@ -66,8 +66,11 @@ def topic_deleted(config: Settings, topic: str) -> None:
 def topic_created(config: Settings, topic: str) -> None:
     """Let the topic spec decide again whether a topic that was deleted is enabled; keep what
     commands set."""
-    if (request := read_request(config, topic)) and request.deleted:
+    request = read_request(config, topic)
+    if request and request.deleted and (request.command or request.paused):
         _keep_commands(config, topic, enabled=None)
+    elif request and request.deleted:
+        _file(config, topic).unlink(missing_ok=True)
 
 
 def _keep_commands(config: Settings, topic: str, **changes: Any) -> None:
@@ -77,7 +80,7 @@ def _keep_commands(config: Settings, topic: str, **changes: Any) -> None:
 
 
 def pause(config: Settings, topic: str, by: str) -> Pause:
-    """Let nothing read the topic into its table until it is resumed; return since when."""
+    """Let nothing read the topic into its table until :func:`end_pause`; return since when."""
     request = read_request(config, topic) or StoredRequest(topic=topic, enabled=None)
     if request.paused is None:
         request.paused = Pause(topic=topic, at=datetime.now(UTC), by=by)
@@ -87,10 +90,10 @@ def pause(config: Settings, topic: str, by: str) -> Pause:
 
 def end_pause(config: Settings, topic: str) -> Pause | None:
     """Let a paused topic be read again; return the pause, or None if it was not paused."""
-    request = read_request(config, topic)
-    if request is not None and request.paused is not None:
-        write_request(config, request.model_copy(update={"paused": None}))
-    return request.paused if request else None
+    if (request := read_request(config, topic)) is None or request.paused is None:
+        return None
+    write_request(config, request.model_copy(update={"paused": None}))
+    return request.paused
 
 
 def require_unpaused(config: Settings, topic: str) -> None:
