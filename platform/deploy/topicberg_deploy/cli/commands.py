@@ -225,8 +225,8 @@ def create(
         bool,
         typer.Option(
             "--irrevocable",
-            help="also add partitions to topics, and let Kafka delete records by their new "
-            "configuration, which cannot be undone: `plan` lists it",
+            help="also do what cannot be undone, as `plan` lists it: add partitions to topics, let "
+            "Kafka delete records by a new configuration, delete tables that specs turn off",
         ),
     ] = False,
 ) -> None:
