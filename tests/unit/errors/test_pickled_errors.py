@@ -10,7 +10,6 @@ from importlib import import_module
 from repository import PROJECT_ROOT
 
 from topicberg.errors import TopicbergError
-from topicberg.kafka.topics import PartitionDriftError
 
 CLASS = re.compile(r"^class \w+\([\w.]*Error\):", re.MULTILINE)
 
@@ -34,8 +33,3 @@ def test_every_error_keeps_its_attributes_when_it_is_pickled() -> None:
         error.of_its_own = 1, "two"  # type: ignore[attr-defined]
         again = pickle.loads(pickle.dumps(error))
         assert (type(again), vars(again), again.args) == (kind, vars(error), error.args)
-
-
-def test_drift_of_partitions_that_is_pickled_can_grow() -> None:
-    error = PartitionDriftError("fewer", hint="grow", can_grow=True)
-    assert pickle.loads(pickle.dumps(error)).can_grow
