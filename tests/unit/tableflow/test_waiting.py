@@ -276,7 +276,8 @@ def test_saved_file_lets_kafka_delete_nothing_until_it_is_asked_for(
 ) -> None:
     """What the topic keeps longer is applied at once; a shorter retention is shown, and asked."""
     known = {"retention.ms": "86400000", "retention.bytes": "1000", "segment.ms": "7"}
-    topic = topic_of(6, **known)
+    topic = topic_of(6)
+    topic.kafka_settings |= known
     broker = MemoryKafka({"orders": topic}).serve(monkeypatch)
     serve_endpoints(broker.endpoints)
     wanted = {"retention.ms": "1000", "retention.bytes": "-1", "segment.ms": "9"}
