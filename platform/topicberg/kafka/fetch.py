@@ -65,17 +65,17 @@ class Fetcher(ABC):
         :raises FetchError: Kafka returns an error, or no record in time
         :raises DamagedRecordsError: what Kafka has cannot be read
         """
-        since, has_asked = time.monotonic(), False
+        since, is_checked = time.monotonic(), False
         records.clear()
         while self._continues():
             before, is_full = records.count, self._copy(records)
             silent = time.monotonic() - since
             if records.count > before:
-                since, has_asked = time.monotonic(), False
+                since, is_checked = time.monotonic(), False
             elif silent > READ_SECONDS:
                 raise FetchError(f"Kafka returned no record for {READ_SECONDS:.0f} s")
-            elif silent > _SILENT_SECONDS and not has_asked:
-                has_asked = True
+            elif silent > _SILENT_SECONDS and not is_checked:
+                is_checked = True
                 self._require_topic()
             if is_full and not records.count:
                 records.grow()

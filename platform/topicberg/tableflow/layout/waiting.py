@@ -239,10 +239,10 @@ def find_waiting(
             if not spec.external and (drift := partition_drift(spec, count)) is not None:
                 waiting.append(WaitingChange(spec.name, drift.message, drift.hint or ""))
         configured = {s.name: s for s in specs if s.topic_config and s.name in partitions}
-        for name, found in topic_configs(endpoints, [*configured]):
-            if isinstance(found, TopicbergError):
-                unknown.append(found.message)
-            elif (differs := config_drift(configured[name], found)) is not None:
+        for name, configuration in topic_configs(endpoints, [*configured]):
+            if isinstance(configuration, TopicbergError):
+                unknown.append(configuration.message)
+            elif (differs := config_drift(configured[name], configuration)) is not None:
                 waiting.append(WaitingChange(name, differs.message, differs.hint or ""))
     except TopicbergError as error:
         unknown.append(f"topics are not compared with Kafka: {error.message}")
