@@ -180,6 +180,9 @@ class MemoryKafka:
     def create_partitions(self, grow: Any, **_: Any) -> dict[str, Future[Any]]:
         return {one.topic: self._done(self._grown, one) for one in grow}
 
+    def incremental_alter_configs(self, resources: Any, **_: Any) -> dict[Any, Future[Any]]:
+        return {one: self._done(self._altered, one) for one in resources}
+
     def _done(self, answer: Callable[..., object], *given: Any) -> Future[Any]:
         future: Future[Any] = Future()
         self.on_request()
@@ -221,6 +224,10 @@ class MemoryKafka:
         topic = self._topic(new.topic)
         for partition in range(new.new_total_count):
             topic.partitions.setdefault(partition, [])
+
+    def _altered(self, resource: Any) -> None:
+        changes = {entry.name: entry.value for entry in resource.incremental_configs}
+        self._topic(resource.name).kafka_settings |= changes
 
     def consumer(self, _: Mapping[str, Any]) -> _Consumer:
         return _Consumer(self)

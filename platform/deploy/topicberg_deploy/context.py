@@ -112,6 +112,9 @@ class DeployContext:
     """Nothing is changed, so secrets that may not be read are left out."""
     purge_secrets: bool = False
     """Deleting a secret leaves no way back."""
+    irrevocable: bool = False
+    """What cannot be undone is done: more partitions of a topic, configurations by which Kafka
+    deletes records, deletion of what holds data and is turned off."""
     sleep: Callable[[float], None] = time.sleep
     check_lease: Callable[[], None] = lambda: None
     """Called before each request that changes something; it raises LockLostError if the lease of

@@ -65,6 +65,7 @@ seconds to spread."""
 
 
 NOT_OURS = "`deploy create` did not create it"
+DELETES_DATA = "its spec turns it off: `deploy create --irrevocable` deletes it with its data"
 
 
 class DeployError(TopicbergError):
@@ -131,6 +132,8 @@ def examine(resource: Resource, context: DeployContext) -> Step:
             return Step(resource, Action.CREATE if resource.wanted else Action.KEEP)
         return Step(resource, Action.LOOK, reason=f"{key} comes first")
     ours = live is not None and owns(resource, context, live)
+    if not resource.wanted and ours and resource.holds_data and not context.irrevocable:
+        return Step(resource, Action.KEEP, reason=DELETES_DATA)
     if not resource.wanted:
         reason = NOT_OURS if live is not None and not ours else ""
         return Step(resource, Action.DELETE if ours else Action.KEEP, reason=reason)

@@ -26,6 +26,7 @@ from topicberg.tableflow.service.status import COUNTERS, TopicStatus
 from topicberg.tableflow.upsert.tombstones import missed
 from topicberg.tableflow.values.commit import committed
 from topicberg.topics.deadletters import DEFAULT_TARGET
+from topicberg.topics.requests import Pause, paused_by
 from topicberg.topics.spec import Freshness, TopicSpec
 from topicberg.wording import count
 
@@ -91,7 +92,9 @@ def topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
             f"Rows were added within {limits.warn_minutes} minutes (fails after "
             f"{limits.fail_minutes}); if not, it says whether the producer or Tableflow is the "
             "cause.",
-            lambda probe: check_freshness(spec, limits, probe),
+            lambda probe: (
+                _paused(paused_by(probe.config, spec.name)) or check_freshness(spec, limits, probe)
+            ),
         )
 
 
@@ -125,6 +128,8 @@ def check_engine(spec: TopicSpec, status: TopicStatus | None, now: datetime) -> 
         "rows_skipped": status.rows_skipped,
         "consumer_lag": sum(status.lag.values()),
     }
+    if (note := _paused(status.paused, **facts)) is not None:
+        return note
     message, hint = split_hint(status.error_message or "")
     hint = hint or _see_engine()
     since_ms, now_ms = status.failing_since_ms, now.timestamp() * 1000
@@ -152,12 +157,19 @@ def check_engine(spec: TopicSpec, status: TopicStatus | None, now: datetime) -> 
     return good(f"Tableflow is {status.phase.lower()}", **facts)
 
 
+def _paused(pause: Pause | None, **facts: object) -> Finding | None:
+    """Return what the checks of a paused topic say: its table lags because a user wants it to."""
+    return good(f"{pause.error.message}; {pause.error.hint}", **facts) if pause else None
+
+
 def status_findings(
     spec: TopicSpec, status: TopicStatus, now: datetime
 ) -> Iterator[tuple[str, Finding]]:
-    """Yield check → what the engine's status says of it now, before the checks are run again. A
-    status without a commit says nothing: the checks themselves look at the table."""
-    if status.committed_at_ms is None or status.phase != "RUNNING":
+    """Yield check → what the engine's status says of it now, before the checks are run again.
+
+    A status without a commit says nothing: the checks themselves look at the table.
+    """
+    if status.committed_at_ms is None or status.shown_phase != "RUNNING":
         return  # the check of the engine reports why
     lag, last = sum(status.lag.values()), from_ms(status.committed_at_ms)
     if spec.checks.max_lag_records is not None:
@@ -210,7 +222,10 @@ def _lag_check(spec: TopicSpec) -> Iterator[TableCheck]:
             LAG_CHECK,
             "Records in Kafka that the table does not hold yet; at most "
             f"{spec.checks.max_lag_records:,} by the spec (checks.max_lag_records).",
-            lambda probe: check_lag(spec, probe.iceberg, probe.endpoints, probe.engine_fault(spec)),
+            lambda probe: (
+                _paused(paused_by(probe.config, spec.name))
+                or check_lag(spec, probe.iceberg, probe.endpoints, probe.engine_fault(spec))
+            ),
         )
 
 

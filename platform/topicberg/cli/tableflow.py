@@ -79,26 +79,40 @@ def enable(
     write_mode: Annotated[
         Literal["append", "upsert"] | None, typer.Option(help="for a topic without a spec")
     ] = None,
+    as_in_spec: Annotated[
+        bool, typer.Option("--as-in-spec", help="end what earlier commands set")
+    ] = False,
 ) -> None:
-    """Materialize a topic, with or without a spec; the engine begins within seconds."""
+    """Materialize a topic, with or without a spec; the engine begins within seconds.
+
+    What earlier commands set stays, unless an option sets it again.
+    """
     from topicberg.tableflow.service import control
+    from topicberg.topics.requests import paused_by
 
     config = settings()
-    handling = {"mode": error_handling or "LOG", "target": log_target}
+    mode = {"mode": error_handling or "LOG"} if error_handling or log_target else {}
     changes = {
         "table_formats": table_formats.split(",") if table_formats else None,
         "retention_ms": retention_ms,
         "data_retention_ms": data_retention_ms,
-        "error_handling": handling if error_handling or log_target else None,
+        "error_handling": mode | ({"target": log_target} if log_target else {}) or None,
     }
     given = {name: value for name, value in changes.items() if value is not None}
     discovered = _find(topic, config) if control.needs_look(config, topic) else None
-    spec = control.enable(config, topic, given, write_mode, discovered=discovered, command=True)
+    spec = control.enable(
+        *(config, topic, given, write_mode),
+        discovered=discovered,
+        command=True,
+        as_in_spec=as_in_spec,
+    )
     if discovered is not None:
         echo(f"{topic} has no spec: {described(spec)}")
     echo(
         f"{topic}: Tableflow is enabled; run `topicberg tableflow status {topic}` to see its state"
     )
+    if (paused := paused_by(config, topic)) is not None:
+        warn(str(paused.error))
 
 
 def described(spec: TopicSpec) -> str:
@@ -158,20 +172,41 @@ def disable(
         echo(f"{name} is deleted" if dropped else f"{name} does not exist")
 
 
-def resume(topic: Topic) -> None:
-    """Let a suspended topic try again now; it also does so by itself every 30 seconds.
+def pause(topic: Topic) -> None:
+    """Stop reading a topic until it is resumed; its table, settings and catalogs stay as they are.
 
-    What other writers did to the rows of its table is accepted.
+    The batch that is read now is not committed. Kafka deletes records and tombstones by the topic's
+    retention meanwhile.
+    """
+    from topicberg.tableflow.service import control
+    from topicberg.tableflow.values.skips import current_user
+    from topicberg.topics import requests
+
+    config = settings()
+    control.require_enabled(config, topic)
+    echo(str(requests.pause(config, topic, current_user()).error))
+
+
+def resume(topic: Topic) -> None:
+    """Let a paused topic continue, or a suspended one try again now.
+
+    A suspended topic also tries again by itself every 30 seconds. If it is not paused, what other
+    writers did to the rows of its table is accepted.
     """
     from topicberg.tableflow.service import control
     from topicberg.tableflow.table.foreign_commits import changed_by_others
+    from topicberg.topics import requests
 
+    config = settings()
+    if (paused := requests.end_pause(config, topic)) is not None:
+        echo(f"{topic}: the engine continues where the table ends; it was {paused}")
+        return
     accepted: list[str] = []
     with suppress(TopicbergError, OSError):  # then the engine cannot go on, and reports why
         spec, table, _ = _open(topic)
         accepted = [changed.accepted(spec) for changed in changed_by_others(table, spec)]
-    control.resume(settings(), topic)
-    echo(f"{topic}: the engine tries again")
+    control.resume(config, topic)
+    echo(f"{topic} is not paused: the engine tries again now what failed")
     warn(f"{topic}: {rows}" for rows in accepted)
 
 
@@ -313,8 +348,10 @@ def run(
     from topicberg.tableflow.service.control import find_topic
     from topicberg.tableflow.service.engine import run_once
     from topicberg.tableflow.service.pool import Pool
+    from topicberg.topics.requests import require_unpaused
 
     config = settings()
+    require_unpaused(config, topic)
     spec, endpoints = find_topic(config, topic), load_endpoints(config)
     log_to_stderr(logging.WARNING, levels={"topicberg": logging.INFO})
     if once:
@@ -413,7 +450,7 @@ def status(
     if as_json:
         echo_json(
             [
-                state.model_dump()
+                state.model_dump(mode="json")
                 | {
                     "phase": phases[state.topic],
                     "schemas": [file.document for file in schemas if file.topic == state.topic],
@@ -526,11 +563,13 @@ def waiting_changes(
 
 
 def _notes(state: TopicStatus) -> Iterator[str]:
-    """Yield what does not stop the topic, but concerns its operator."""
+    """Yield what is no failure, but concerns the topic's operator."""
 
     def at(milliseconds: int) -> str:
         return moment(from_ms(milliseconds))
 
+    if state.paused:
+        yield str(state.paused.error)
     if state.activity:
         yield state.activity
     if state.rows_skipped:
@@ -575,7 +614,7 @@ def _notes(state: TopicStatus) -> Iterator[str]:
 
 
 for _command in (
-    *(enable, disable, status, resume, skip, reread, acknowledge, upgrade, run, serve),
+    *(enable, disable, status, pause, resume, skip, reread, acknowledge, upgrade, run, serve),
     maintain,
 ):
     app.command()(_command)

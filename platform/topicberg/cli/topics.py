@@ -416,9 +416,8 @@ def grow(name: Name, yes: Yes = False) -> None:
     """Add the partitions that the topic's spec has and Kafka lacks. It cannot be undone.
 
     A key's new records may be in another partition than its older ones, so consumers no longer
-    read them in order.
+    read them in order. A compacted topic, as of an upsert table, is refused.
     """
-
     from topicberg.kafka import topics as kafka
 
     spec, endpoints, _ = _topic(name)
@@ -426,10 +425,31 @@ def grow(name: Name, yes: Yes = False) -> None:
     if not (more := kafka.growth(spec, endpoints)):
         echo(f"{has}, as its spec says")
         return
+    warn(
+        f"{name}: new records of a key may be in another partition than its older ones: consumers "
+        "no longer read them in order"
+    )
     question = f"Add {count(more, 'partition')} to topic {name}, so that it has {spec.partitions}?"
     confirm(f"{question} It cannot be undone", yes=yes)
     kafka.grow_topic(spec, endpoints)
     echo(has)
+
+
+@app.command()
+def configure(name: Name, yes: Yes = False) -> None:
+    """Set configurations of the topic's spec by which Kafka deletes records: a shorter retention,
+    another `cleanup.policy`. It cannot be undone."""
+    from topicberg.kafka import topics as kafka
+
+    spec, endpoints, _ = _topic(name)
+    changes = kafka.deletions(spec, endpoints)
+    if not (configs := ", ".join(f"{name}: {value}" for name, value in changes.items())):
+        echo(f"{name}: no configuration of the spec deletes records that Kafka keeps now")
+        return
+    question = f"Set {configs}, so that Kafka deletes records of topic {name} earlier?"
+    confirm(f"{question} It cannot be undone", yes=yes)
+    kafka.set_configs(spec, endpoints, changes)
+    echo(f"{name}: set {configs}")
 
 
 @app.command("restore-schema")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import islice
 from types import TracebackType
 from typing import Any
@@ -46,7 +45,14 @@ class TopicbergError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors come from processes that decode, and from tasks of Spark.
-        return partial(type(self), hint=self.hint), (self.message,)
+        return _restored, (type(self), self.message, self.hint), self.__dict__
+
+
+def _restored(kind: type[TopicbergError], message: str, hint: str | None) -> TopicbergError:
+    """Return an error of a subclass whose own attributes are set next, by pickle."""
+    error = kind.__new__(kind, message)
+    TopicbergError.__init__(error, message, hint=hint)
+    return error
 
 
 def _shortened(text: str) -> str:

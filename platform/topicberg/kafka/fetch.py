@@ -13,6 +13,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from typing import Any, Self
 
 import numpy as np
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 _MESSAGES = 10_000  # Messages that librdkafka returns at most at once.
 _WAIT_MS = 10
 """How long librdkafka waits for as many messages as are requested: it returns fewer then."""
+_SILENT_SECONDS = 5.0  # After which Kafka is asked what is wrong with the topic.
+_GONE = (KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.UNKNOWN_TOPIC_OR_PART)
 _CONSUMER = 1
 _PARTITION_EOF = -191
 _RETRIED = frozenset({-195, -187, -193, -185})
@@ -45,6 +48,9 @@ _TOKEN_PAUSE = 10.0  # Seconds after which a token that could not be computed is
 
 class Fetcher(ABC):
     """Reads exactly some offsets of a topic; a context manager."""
+
+    def __init__(self, config: Mapping[str, Any], topic: str) -> None:
+        self._source = config, topic
 
     def __enter__(self) -> Self:
         return self
@@ -59,22 +65,43 @@ class Fetcher(ABC):
         :raises FetchError: Kafka returns an error, or no record in time
         :raises DamagedRecordsError: what Kafka has cannot be read
         """
-        deadline = time.monotonic() + READ_SECONDS
+        since, is_checked = time.monotonic(), False
         records.clear()
         while self._continues():
             before, is_full = records.count, self._copy(records)
+            silent = time.monotonic() - since
             if records.count > before:
-                deadline = time.monotonic() + READ_SECONDS
-            elif time.monotonic() > deadline:
+                since, is_checked = time.monotonic(), False
+            elif silent > READ_SECONDS:
                 raise FetchError(f"Kafka returned no record for {READ_SECONDS:.0f} s")
+            elif silent > _SILENT_SECONDS and not is_checked:
+                is_checked = True
+                self._require_topic()
             if is_full and not records.count:
                 records.grow()
             elif is_full:
                 yield records
                 records.clear()
-                deadline = time.monotonic() + READ_SECONDS
+                since = time.monotonic()
         if records.count:
             yield records
+
+    def _require_topic(self) -> None:
+        """Ask Kafka what is wrong with a silent topic: librdkafka does not report a topic that it
+        may not see any more to a consumer with assigned partitions."""
+        error = self._topic_error()
+        if error is not None and error.code() in _GONE:
+            text = f"topic {self._source[1]} cannot be read: {error.str()}"
+            raise FetchError(text) from KafkaException(error)
+
+    def _topic_error(self) -> KafkaError | None:
+        config, topic = self._source
+        with closing(Consumer(dict(config))) as client, suppress(KafkaException):  # no answer
+            error: KafkaError | None = (
+                client.list_topics(topic, _SILENT_SECONDS).topics[topic].error
+            )
+            return error
+        return None
 
     @abstractmethod
     def _continues(self) -> bool:
@@ -105,6 +132,7 @@ class _CompiledFetcher(Fetcher):
 
     def __init__(self, config: Mapping[str, Any], topic: str, ranges: Ranges) -> None:
         """:raises NotCoveredError: librdkafka is missing, or refuses the configuration"""
+        super().__init__(config, topic)
         self._library = library()
         self._ends = np.full(max(ranges, default=-1) + 1, -1, np.int64)
         self._reached = np.zeros(len(self._ends), np.int64)
@@ -282,6 +310,7 @@ class _ClientFetcher(Fetcher):
     """Reads by the Python client."""
 
     def __init__(self, config: Mapping[str, Any], topic: str, ranges: Ranges) -> None:
+        super().__init__(config, topic)
         self._ends = {partition: end for partition, (_, end) in ranges.items()}
         self._messages: list[Message] = []
         """Records that the client returned and that are still to be copied."""

@@ -210,9 +210,6 @@ class DamagedRecordsError(TopicbergError):
         super().__init__(message)
         self.partition, self.offset = partition, offset
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.message, self.partition, self.offset)
-
 
 def unreadable(code: int, reason: str) -> str:
     """Return why the client cannot read a batch of records: it may be valid."""

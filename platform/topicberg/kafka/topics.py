@@ -43,6 +43,7 @@ from topicberg.errors.retry import retry
 from topicberg.kafka.schemas import register_schema
 from topicberg.settings import Settings, settings
 from topicberg.topics import TopicSpec, requests
+from topicberg.topics.spec import CLEANUP_POLICY
 from topicberg.wording import count
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,10 @@ FAILING_SECONDS = 4.0
 """After which a request is given up whose client cannot resolve the broker or log in: librdkafka
 tries that again for ever."""
 _CONFIGS_AT_ONCE = 100
+_DELETING = {CLEANUP_POLICY, "retention.ms", "retention.bytes", "delete.retention.ms"}
+"""Configurations by which Kafka deletes records and tombstones."""
+_NUMBER = re.compile(r"-?\d+")
+_DEPLOYED = ", or `topicberg deploy create --irrevocable` if that created the topic,"
 _REFUSALS = ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED")
 _NOT_REACHED = ("_RESOLVE", "_SSL")
 _REPEATED_SECONDS = 30.0  # How often librdkafka reports a failure again that stays the same.
@@ -128,8 +133,9 @@ def ensure_topic(
 ) -> EnsuredTopic:
     """Create the topic and register its schemas (TopicNameStrategy) where they are missing.
 
-    An external topic is left as it is. A topic with fewer partitions than in its spec stays so
-    until :func:`grow_topic`, as that cannot be undone. Safe to call at any time, also concurrently.
+    An external topic is left as it is. What cannot be undone waits until a user asks for it: more
+    partitions (:func:`grow_topic`), and configurations by which Kafka deletes records
+    (:func:`deletions`). Safe to call at any time, also concurrently.
 
     :param recreate: create it also if `topicberg deploy delete` deleted it: a user asks for it
     :raises TopicDeletedError: it was deleted, and `recreate` is not set
@@ -142,7 +148,7 @@ def ensure_topic(
     partitions = await_topic(endpoints, spec.name)
     if not created:
         configuration = topic_config(endpoints, spec.name)
-        policy = configuration.get("cleanup.policy") or "delete"
+        policy = configuration.get(CLEANUP_POLICY) or "delete"
         # First: partitions cannot be removed from a topic that is not what its spec says.
         if spec.changelog is None and is_compacted(policy) != spec.is_compacted:
             raise TopicDriftError(
@@ -151,9 +157,12 @@ def ensure_topic(
                 hint="fix the spec, or change the topic and recreate its table: the write mode "
                 "cannot change while the table exists",
             )
-        if drift := _growable(spec, partitions, policy):
-            logger.warning("%s; %s", drift.message, drift.hint)
-        _converge_config(spec, endpoints, configuration)
+        for drift in (_growable(spec, partitions, policy), config_drift(spec, configuration)):
+            if drift is not None:
+                logger.warning("%s; %s", drift.message, drift.hint)
+        losing, wanted = losing_configs(spec.topic_config, configuration), spec.topic_config
+        changed = {k: v for k, v in wanted.items() if configuration.get(k) != v and k not in losing}
+        set_configs(spec, endpoints, changed)
     ids = {
         id(schema): register_schema(endpoints, subject, schema, path)
         for subject, schema, path in spec.schema_files(config)
@@ -501,11 +510,42 @@ def partition_drift(
         )
     else:
         hint = (
-            f"run `topicberg topics grow {spec.name}` to add them, which cannot be undone and "
-            f"moves keys to other partitions, or set `partitions: {partitions}`"
+            f"run `topicberg topics grow {spec.name}`{_DEPLOYED} to add them, which cannot be "
+            f"undone and moves keys to other partitions, or set `partitions: {partitions}`"
         )
         return PartitionDriftError(message, hint=hint, can_grow=True)
     return PartitionDriftError(message, hint=hint)
+
+
+def losing_configs(
+    wanted: Mapping[str, str], configuration: Mapping[str, str | None]
+) -> dict[str, str]:
+    """Return the wanted configurations by which Kafka deletes records that it keeps now."""
+
+    def loses(name: str, value: str) -> bool:
+        before = configuration.get(name) or ""
+        if name == CLEANUP_POLICY:
+            return not {*value.split(",")} <= {*before.split(",")}
+        # -1 is unlimited. What is no number is refused by Kafka.
+        now, then = (int(v) % 2**64 if _NUMBER.fullmatch(v) else 0 for v in (before, value))
+        return then < now
+
+    return {k: v for k, v in wanted.items() if k in _DELETING and loses(k, v)}
+
+
+def config_drift(
+    spec: TopicSpec, configuration: Mapping[str, str | None]
+) -> TopicDriftError | None:
+    """Return which configurations of the spec wait for `topics configure`; None: none does."""
+    if not (losing := losing_configs(spec.topic_config, configuration)):
+        return None
+    wants = ", ".join(f"{name}: {value}" for name, value in losing.items())
+    has = ", ".join(f"{name}: {configuration.get(name)}" for name in losing)
+    return TopicDriftError(
+        f"topic {spec.name} has {has}, its spec has {wants}, by which Kafka deletes records",
+        hint=f"run `topicberg topics configure {spec.name}`{_DEPLOYED} to delete them, which "
+        f"cannot be undone, or set `topic_config: {{{has}}}`",
+    )
 
 
 def growth(spec: TopicSpec, endpoints: Endpoints) -> int:
@@ -518,7 +558,7 @@ def growth(spec: TopicSpec, endpoints: Endpoints) -> int:
             f"topic {spec.name} is external: topicberg does not change it",
             hint="ask its owner to add partitions",
         )
-    policy = topic_config(endpoints, spec.name).get("cleanup.policy")
+    policy = topic_config(endpoints, spec.name).get(CLEANUP_POLICY)
     partitions = partition_count(endpoints, spec.name)
     _growable(spec, partitions, policy)
     return spec.partitions - partitions
@@ -541,11 +581,15 @@ def grow_topic(spec: TopicSpec, endpoints: Endpoints) -> None:
         logger.info("topic %s has %d partitions now", spec.name, spec.partitions)
 
 
-def _converge_config(
-    spec: TopicSpec, endpoints: Endpoints, configuration: dict[str, str | None]
-) -> None:
-    """Set the configurations of the spec that the topic has otherwise."""
-    if not (changes := {k: v for k, v in spec.topic_config.items() if configuration.get(k) != v}):
+def deletions(spec: TopicSpec, endpoints: Endpoints) -> dict[str, str]:
+    """Return the configurations of the spec by which Kafka deletes records of the topic; the spec
+    of an external topic has none."""
+    return losing_configs(spec.topic_config, topic_config(endpoints, spec.name))
+
+
+def set_configs(spec: TopicSpec, endpoints: Endpoints, changes: Mapping[str, str]) -> None:
+    """Set configurations of the topic, if there are any."""
+    if not changes:
         return
     entries = [
         admin.ConfigEntry(name, value, incremental_operation=admin.AlterConfigOpType.SET)

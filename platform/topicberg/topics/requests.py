@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +16,23 @@ from topicberg.errors import TopicbergError
 from topicberg.files import replace_file, topic_file
 from topicberg.settings import Settings
 from topicberg.topics.discovery import FoundTopic
+
+
+class Pause(BaseModel):
+    """That a user paused a topic; ``by``: user and host."""
+
+    topic: str
+    at: datetime
+    by: str
+
+    def __str__(self) -> str:
+        return f"paused since {self.at:%Y-%m-%d %H:%M:%S} UTC by {self.by}"
+
+    @property
+    def error(self) -> TopicbergError:
+        """The error of what would read the topic."""
+        resume = f"run `topicberg tableflow resume {self.topic}` to continue where the table ends"
+        return TopicbergError(f"topic {self.topic} is {self}", hint=resume)
 
 
 class StoredRequest(BaseModel):
@@ -35,22 +54,52 @@ class StoredRequest(BaseModel):
     """When `topicberg tableflow disable --drop-table` deleted the table, in the same seconds."""
     deleted: bool = False
     """Disabled because the topic was deleted, until it is created again."""
+    paused: Pause | None = None
+    """Until `topicberg tableflow resume`, whatever enables, disables or deletes the topic."""
 
 
 def topic_deleted(config: Settings, topic: str) -> None:
     """Stop materializing a deleted topic: the engine would create it from its spec again."""
-    command = command_settings(config, topic)
-    write_request(config, StoredRequest(topic=topic, enabled=False, deleted=True, command=command))
+    _keep_commands(config, topic, enabled=False, deleted=True)
 
 
 def topic_created(config: Settings, topic: str) -> None:
-    """Let the topic spec decide again whether a topic that was deleted is enabled; keep a command's
-    settings."""
+    """Let the topic spec decide again whether a topic that was deleted is enabled; keep what
+    commands set."""
     request = read_request(config, topic)
-    if request and request.deleted and request.command:
-        write_request(config, StoredRequest(topic=topic, enabled=None, command=request.command))
+    if request and request.deleted and (request.command or request.paused):
+        _keep_commands(config, topic, enabled=None)
     elif request and request.deleted:
         _file(config, topic).unlink(missing_ok=True)
+
+
+def _keep_commands(config: Settings, topic: str, **changes: Any) -> None:
+    before = _readable(config, topic)
+    kept = before.model_dump(include={"command", "paused"}) if before else {}
+    write_request(config, StoredRequest(topic=topic, **kept, **changes))
+
+
+def pause(config: Settings, topic: str, by: str) -> Pause:
+    """Let nothing read the topic into its table until :func:`end_pause`; return since when."""
+    request = read_request(config, topic) or StoredRequest(topic=topic, enabled=None)
+    if request.paused is None:
+        request.paused = Pause(topic=topic, at=datetime.now(UTC), by=by)
+        write_request(config, request)
+    return request.paused
+
+
+def end_pause(config: Settings, topic: str) -> Pause | None:
+    """Let a paused topic be read again; return the pause, or None if it was not paused."""
+    if (request := read_request(config, topic)) is None or request.paused is None:
+        return None
+    write_request(config, request.model_copy(update={"paused": None}))
+    return request.paused
+
+
+def require_unpaused(config: Settings, topic: str) -> None:
+    """:raises TopicbergError: a user paused the topic"""
+    if (paused := paused_by(config, topic)) is not None:
+        raise paused.error
 
 
 def read_request(config: Settings, topic: str) -> StoredRequest | None:
@@ -85,13 +134,16 @@ def read_requests(config: Settings) -> tuple[dict[str, StoredRequest], dict[str,
     return by_topic, wrong
 
 
-def command_settings(config: Settings, topic: str) -> dict[str, Any]:
-    """Return the settings chosen by a command; none if the request is damaged."""
-    try:
-        request = read_request(config, topic)
-    except TopicbergError:
-        return {}
-    return request.command if request else {}
+def paused_by(config: Settings, topic: str) -> Pause | None:
+    """Return since when a topic is paused; None: it is not, or the request is damaged."""
+    request = _readable(config, topic)
+    return request.paused if request else None
+
+
+def _readable(config: Settings, topic: str) -> StoredRequest | None:
+    with suppress(TopicbergError):
+        return read_request(config, topic)
+    return None
 
 
 def requested_topics(config: Settings) -> list[str]:

@@ -156,6 +156,7 @@ def with_tableflow(
 
 def create(server: Stackless, longest: float = 0.01, only: str = "") -> DeployContext:
     context, graph = opened(server, longest=longest, only=only)
+    context.irrevocable = True
     engine.create(graph, context, quiet)
     again, graph = opened(server, only=only)
     assert {step.action for step in engine.plan(graph, again)} == {"keep"}
@@ -176,6 +177,10 @@ def drift(server: Stackless) -> None:
     table |= {"suspended": True, "table_formats": ["DELTA"]}
     table["config"]["retention_ms"] = "86400000"
     context, graph = opened(server)
+    (waiting,) = [step for step in engine.plan(graph, context) if "irrevocable" in step.reason]
+    assert (waiting.resource.key, waiting.action) == ("confluent/topic/stock_trades", "keep")
+    assert "sets partitions: 3 → 6, cleanup.policy: compact → delete, which" in waiting.reason
+    context.irrevocable = True
     assert {step.resource.key for step in engine.plan(graph, context) if step.lines()} == {
         "confluent/service_account/app_consumer",
         "confluent/topic/stock_trades",

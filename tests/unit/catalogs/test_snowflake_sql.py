@@ -15,6 +15,7 @@ from topicberg.catalogs.snowflake.names import SnowflakeNames, TablePath, quote,
 from topicberg.catalogs.snowflake.statements import (
     bootstrap,
     create_integration,
+    create_linked_database,
     create_table,
     create_volume,
 )
@@ -49,6 +50,14 @@ def test_names_and_values_cannot_leave_their_quotes(given: str) -> None:
         (
             create_integration(CONFIG),
             ["CATALOG_SOURCE = GLUE", "CATALOG_NAMESPACE = 'lkc-1'", "ENABLED = TRUE"],
+        ),
+        (
+            create_linked_database(CONFIG),
+            ["ALLOWED_NAMESPACES = ('lkc-1')", "CATALOG_CASE_SENSITIVITY = CASE_INSENSITIVE"],
+        ),
+        (
+            create_linked_database(CONFIG.model_copy(update={"snowflake_catalog": "open_catalog"})),
+            ["CATALOG_CASE_SENSITIVITY = CASE_SENSITIVE"],
         ),
         (
             create_table(SnowflakeNames.of(CONFIG), "T", "db", "t"),
@@ -160,3 +169,24 @@ def test_view_in_the_place_of_a_table_is_named_with_the_fix() -> None:
 def test_table_that_another_process_created_first_is_used() -> None:
     connection: Any = Occupied(is_view=False)
     assert sync(connection, CONFIG, "T", ("db", "t"), "s3://lake/t").rows == 0
+
+
+class Suspended(Refreshed):
+    """A connection to a linked database whose discovery is suspended."""
+
+    def execute(self, statement: str) -> None:
+        if statement.startswith("ALTER ICEBERG"):
+            raise ProgrammingError("no such table", errno=2003)
+        super().execute(statement)
+        if statement.startswith("SHOW"):
+            self.found = []
+        elif "LINK_STATUS" in statement:
+            self.found = [('{"executionState": "SUSPENDED"}',)]
+
+
+def test_sync_does_not_wait_for_discovery_that_is_suspended() -> None:
+    connection: Any = Suspended(0)
+    config = CONFIG.model_copy(update={"snowflake_linked_database": True})
+    with pytest.raises(TopicbergError, match=r"discovery of .* is SUSPENDED") as caught:
+        sync(connection, config, "T", ("lkc-1", "t"), "s3://lake/t")
+    assert "RESUME DISCOVERY, or `topicberg deploy create`" in (caught.value.hint or "")

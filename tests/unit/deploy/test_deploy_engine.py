@@ -103,6 +103,7 @@ class Toy:
     """The part of a deploy context that the engine uses."""
 
     poll = DeployContext.poll
+    irrevocable = False
 
     def __init__(self) -> None:
         self.there: dict[str, Fields] = {}
@@ -617,6 +618,18 @@ def test_what_a_spec_turns_off_is_left_if_it_existed_before(context: DeployConte
     assert actions(context, graph) == {"a": "keep", "b": "delete"}
     engine.create(graph, context, quiet)
     assert set(_there(context)) == {"a"}
+
+
+def test_what_holds_data_and_is_turned_off_waits_for_a_request(context: DeployContext) -> None:
+    engine.create([Precious("a", "A")], context, quiet)
+    graph = [Precious("a", "A", wanted=False)]
+    (step,) = engine.plan(graph, context)
+    assert (step.action, "--irrevocable" in step.reason) == ("keep", True)
+    engine.create(graph, context, quiet)
+    assert set(_there(context)) == {"a"}
+    context.irrevocable = True
+    engine.create(graph, context, quiet)
+    assert not _there(context)
 
 
 def test_what_is_replaced_is_created_and_so_deleted(context: DeployContext) -> None:

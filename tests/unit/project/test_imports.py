@@ -38,6 +38,18 @@ def test_help_of_commands_imports_no_library(arguments: list[str], also: set[str
     assert (HEAVY | also) & set(imported.split()[1:]) == set()
 
 
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [("topicberg_deploy.cli.output", "deploy"), ("topicberg_local.cli.stack", "up")],
+)
+def test_module_of_commands_that_is_imported_first_leaves_the_commands(
+    module: str, command: str
+) -> None:
+    code = f"import {module}; from topicberg.cli import app; app(['{command}', '--help'])"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stdout.startswith("Usage: "), done.stderr
+
+
 def test_definitions_import_no_database_library() -> None:
     """Dagster's storage needs it, in the processes that have a storage; definitions do not."""
     code = (

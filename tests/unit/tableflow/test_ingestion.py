@@ -27,7 +27,7 @@ from topicberg.tableflow.service.status import (
 )
 from topicberg.tableflow.service.status_report import StatusReport
 from topicberg.tableflow.service.turn_schedule import LogWatch, TurnSchedule
-from topicberg.topics import TopicSpec, load_topic
+from topicberg.topics import TopicSpec, load_topic, requests
 
 HELD = {0: 3}
 UNUSED: Any = None
@@ -179,6 +179,28 @@ def test_turn_that_fails_is_tried_again(topic: MemoryTopic, clock: Clock) -> Non
     one.turn()
     assert (phase(one), one.report.status.failing_since_ms) == ("RUNNING", None)
     assert one.report.status.rows_committed == 3
+
+
+def test_paused_topic_is_read_by_no_engine_until_it_is_resumed(
+    topic: MemoryTopic, clock: Clock
+) -> None:
+    """Nor by one that starts meanwhile; each shows how many records wait, and no failure."""
+    one, name = started(topic), topic.spec.name
+    requests.pause(topic.config, name, "ada@desk")
+    topic.produce(0, None, b"3")
+    later = Ingestion(topic.spec, topic.endpoints, topic.config, UNUSED, engine="other")
+    for engine in (one, later):
+        engine.turn()
+        engine.observe(ends(4))
+        engine.observe(TopicbergError("Kafka does not answer"))
+        status = shown(topic)
+        assert (status.shown_phase, status.lag, status.error_message) == ("PAUSED", {0: 1}, None)
+        assert (status.end_offsets, engine.held, len(topic.rows())) == (HELD, HELD, 3)
+        assert clock.now < engine.due_at(60) <= clock.now + 30
+    assert shown(topic).engine == "other"
+    requests.end_pause(topic.config, name)
+    later.turn()
+    assert (phase(later), later.report.status.paused, len(topic.rows())) == ("RUNNING", None, 4)
 
 
 @pytest.mark.parametrize(

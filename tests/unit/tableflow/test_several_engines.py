@@ -99,6 +99,18 @@ def test_batch_that_takes_too_long_is_abandoned(config: Settings, spec: TopicSpe
         pool.stop(10)
 
 
+def test_batch_of_a_topic_that_is_paused_is_abandoned(config: Settings, spec: TopicSpec) -> None:
+    pool, topic = working(config, spec)
+    pool.start()
+    try:
+        assert topic.began.wait(10)
+        topic.began.clear()
+        pool.wake(spec.name, abandons=True)
+        assert topic.began.wait(10), "the next turn, which finds that it is paused"
+    finally:
+        pool.stop(10)
+
+
 def test_abandoned_turn_is_not_a_failure(config: Settings, spec: TopicSpec) -> None:
     topic = Ingestion(spec, NOTHING, config, NOTHING, engine="one")
 

@@ -9,16 +9,19 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from repository import PROJECT_ROOT
+from typer.testing import CliRunner, Result
 
-from topicberg.checks.topic import check_engine
+from topicberg.checks.topic import check_engine, topic_checks
 from topicberg.cli import tableflow as cli
 from topicberg.cli.query import deleted_topics
 from topicberg.errors import SpecError, TopicbergError
+from topicberg.orchestration.resources.lakehouse import ingest_by_engine
 from topicberg.settings import Settings
 from topicberg.tableflow.service import control
 from topicberg.tableflow.service.metrics import StatusCollector
@@ -26,6 +29,7 @@ from topicberg.tableflow.service.status import (
     COUNTERS,
     OpenTransaction,
     TopicStatus,
+    Unavailable,
     read_status,
     remove_status,
     reported_snapshot,
@@ -40,6 +44,7 @@ from topicberg.topics.discovery import FoundSchema, FoundTopic
 
 FOUND = FoundTopic(partitions=1, value=FoundSchema(format="avro", version=1))
 
+UNUSED: Any = None
 SPEC = "name: orders\npipeline: shop\nschema: {format: none}\n"
 
 
@@ -115,7 +120,99 @@ def test_command_after_a_new_deployment_wins(config: Settings) -> None:
     applied = control.as_requested(config, load_topic("orders", config)).tableflow
     assert (applied.error_handling.mode, applied.retention_ms) == ("LOG", 86_400_000)
     control.enable(config, "orders", command=True)
+    assert control.as_requested(config, load_topic("orders", config)).tableflow == applied
+    control.enable(config, "orders", command=True, as_in_spec=True)
     assert set(control.enabled_topics(config)) == {"orders"}, "a command takes it back"
+
+
+def run(*arguments: str, **how: Any) -> Result:
+    return CliRunner().invoke(cli.app, arguments, **how)
+
+
+def test_enable_as_a_hint_says_resets_nothing_that_a_command_set(config: Settings) -> None:
+    """Nor does a mode that is set again lose the dead-letter topic of the spec, or of a command."""
+    target = "tableflow: {error_handling: {mode: LOG, target: spoiled}}\n"
+    (config.topics_dir / "orders.yaml").write_text(SPEC + target)
+
+    def enabled(*options: str) -> tuple[str, str | None, int]:
+        assert run("enable", "orders", *options).exit_code == 0
+        tableflow = control.find_topic(config, "orders").tableflow
+        handling = tableflow.error_handling
+        return handling.mode, handling.target, tableflow.retention_ms // 86_400_000
+
+    assert enabled("--error-handling", "LOG", "--retention-ms", "86400000") == ("LOG", "spoiled", 1)
+    assert enabled("--log-target", "broken") == ("LOG", "broken", 1)
+    assert enabled("--error-handling", "SKIP")[0] == "SKIP"
+    assert enabled() == ("SKIP", "broken", 1)
+    control.disable(config, "orders")
+    control.table_dropped(config, "orders")
+    assert enabled("--error-handling", "LOG") == ("LOG", "broken", 1)
+    assert enabled("--as-in-spec") == ("LOG", "spoiled", 7)
+
+
+def test_paused_topic_keeps_everything_until_it_is_resumed(
+    config: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Enabled, disabled, deployed again, deleted: only `resume` ends the pause, and it accepts
+    nothing that other writers did."""
+    assert "is not enabled" in str(run("pause", "nothing").exception)
+    control.enable(config, "orders", {"retention_ms": 86_400_000}, command=True)
+    first = run("pause", "orders")
+    assert re.match(r"topic orders is paused since 20.* UTC by \w+@", first.output)
+    assert run("pause", "orders").output == first.output, "since the first one"
+    assert control.enabled_topics(config)["orders"].tableflow.retention_ms == 86_400_000
+    assert "topic orders is paused" in run("enable", "orders").output
+    control.resume(config, "orders")
+    requests.topic_deleted(config, "orders")
+    requests.topic_created(config, "orders")
+    monkeypatch.setattr(cli, "compare_schemas", lambda *_: ([], None))
+    monkeypatch.setattr(cli, "waiting_changes", lambda *_: ([], []))
+    monkeypatch.setattr(cli, "_engines", lambda *_: {})
+    assert "run `topicberg tableflow resume orders` to continue" in run("status").output
+    (shown,) = json.loads(run("status", "--json").output)
+    assert (shown["phase"], shown["engine"]) == ("PAUSED", None), "also without an engine"
+    for read in (
+        lambda: run("run", "orders", "--once", catch_exceptions=False),
+        lambda: ingest_by_engine(load_topic("orders", config), UNUSED, config, UNUSED),
+    ):
+        with pytest.raises(TopicbergError, match="topic orders is paused since"):
+            read()
+    requested = control.Requested(config)
+    requested.topics()
+    resumed = run("resume", "orders").output
+    assert "continues where the table ends; it was paused since" in resumed
+    requested.topics()
+    assert requested.changed()["orders"].paused is None
+    assert requests.read_request(config, "orders").resumed_at == 0.0
+    assert run("status", "orders", "--json").output.count("PAUSED") == 0
+    assert "orders is not paused: the engine tries again" in run("resume", "orders").output
+    assert requests.read_request(config, "orders").resumed_at > 0
+
+
+def test_checks_of_a_paused_topic_pass_and_say_so(config: Settings) -> None:
+    """Although the table is behind, and the service that the engine needs was not there."""
+    (config.topics_dir / "orders.yaml").write_text(
+        SPEC + "checks: {max_lag_records: 1}\nfreshness: {warn_minutes: 1, fail_minutes: 2}\n"
+    )
+    write_status(config, TopicStatus(topic="orders", phase="FAILED", error_message="no Kafka"))
+    requests.pause(config, "orders", "ada@desk")
+    status, now = read_status(config, "orders"), datetime.now(UTC)
+    probe: Any = SimpleNamespace(status=lambda _: status, now=now, config=config)
+    checks = {check.name: check for check in topic_checks(load_topic("orders", config))}
+    for name in ("tableflow", "kafka_lag", "freshness"):
+        finding = checks[name].evaluate(probe)
+        assert finding.passed
+        assert "UTC by ada@desk; run `topicberg tableflow resume orders`" in finding.what
+    assert status.without(Unavailable("Spark", 1)) == status
+
+
+def test_dead_letter_topic_is_paused_without_its_topic(config: Settings) -> None:
+    control.enable(config, "orders", {"error_handling": {"mode": "LOG", "target": "broken"}})
+    assert run("pause", "broken").exit_code == 0
+    assert set(control.enabled_topics(config)) == {"orders", "broken"}
+    assert control.find_topic(config, "broken").value_schema.file == "topicberg:error_log.avsc"
+    control.resume(config, "broken")
+    assert set(control.enabled_topics(config)) == {"orders", "broken"}
 
 
 def test_a_topic_without_a_spec(config: Settings) -> None:
@@ -189,7 +286,7 @@ def test_one_invalid_topic_does_not_affect_the_others(config: Settings) -> None:
         config, requests.StoredRequest(topic="orders", enabled=True, resumed_at=1.0)
     )
     requested.topics()
-    assert requested.resumed() == ["orders"]
+    assert [*requested.changed()] == ["orders"]
 
 
 def test_requests_are_read_again_only_after_a_change(config: Settings) -> None:
@@ -200,7 +297,7 @@ def test_requests_are_read_again_only_after_a_change(config: Settings) -> None:
     assert requested.topics()[0]["orders"] is first[0]["orders"]
     control.resume(config, "views")
     assert requested.topics() == first
-    assert [requested.resumed(), requested.resumed()] == [["views"], []]
+    assert [[*requested.changed()], [*requested.changed()]] == [["views"], []]
     (config.topics_dir / "orders.yaml").write_text(SPEC + "tableflow: {enabled: false}\n")
     control.disable(config, "views")
     assert requested.topics() == ({}, {})

@@ -237,6 +237,8 @@ def test_grow_asks_then_adds_partitions(
     assert "Add 2 partitions to topic orders, so that it has 8? It cannot be undone" in (
         refused.output
     )
+    assert "no longer read them in order" in refused.output
+    assert run("topics", "grow", "orders").exit_code == 1, "nobody answers"
     assert (run("topics", "grow", "orders", answer="y\n").exit_code, len(topic.ends)) == (0, 8)
     assert "as its spec says" in run("topics", "grow", "orders").output
 
@@ -260,6 +262,39 @@ def test_grow_refuses_what_must_not_be(
     write(config, **fields)
     assert reason in str(run("topics", "grow", "orders", "--yes").exception)
     assert len(topic.ends) == 6
+
+
+@given(before=st.integers(-1, 9), wanted=st.integers(-1, 9))
+def test_losing_configs_are_those_that_keep_less(before: int, wanted: int) -> None:
+    has, wants = {"retention.ms": str(before)}, {"retention.ms": str(wanted), "segment.ms": "1"}
+    loses = wanted >= 0 and (before < 0 or wanted < before)
+    assert kafka.losing_configs(wants, has) == ({"retention.ms": str(wanted)} if loses else {})
+
+
+def test_saved_file_lets_kafka_delete_nothing_until_it_is_asked_for(
+    config: Settings, monkeypatch: pytest.MonkeyPatch, serve_endpoints: Serve
+) -> None:
+    """What the topic keeps longer is applied at once; a shorter retention is shown, and asked."""
+    known = {"retention.ms": "86400000", "retention.bytes": "1000", "segment.ms": "7"}
+    topic = topic_of(6)
+    topic.kafka_settings |= known
+    broker = MemoryKafka({"orders": topic}).serve(monkeypatch)
+    serve_endpoints(broker.endpoints)
+    wanted = {"retention.ms": "1000", "retention.bytes": "-1", "segment.ms": "9"}
+    write(config, partitions=6, topic_config=wanted)
+    saved = spec(schema={"format": "none"}, topic_config=wanted, table={})
+    kafka.ensure_topic(saved, broker.endpoints, config)
+    applied = {"cleanup.policy": "delete", **wanted, "retention.ms": "86400000"}
+    assert topic.kafka_settings == applied
+    monkeypatch.setattr(waiting, "_of_tables", lambda *_: [])
+    (change,), _ = find_waiting([saved], broker.endpoints, config)
+    assert "has retention.ms: 86400000, its spec has retention.ms: 1000" in change.what
+    assert "`topicberg topics configure orders`" in change.remediation
+    assert run("topics", "configure", "orders", answer="n\n").exit_code == 1
+    assert topic.kafka_settings == applied
+    assert run("topics", "configure", "orders", answer="y\n").exit_code == 0
+    assert topic.kafka_settings["retention.ms"] == "1000"
+    assert "deletes records that Kafka keeps" in run("topics", "configure", "orders").output
 
 
 def test_validate_and_status_say_what_waits(
@@ -350,6 +385,8 @@ def test_restore_schema_asks_before_it_deletes(config: Settings, serve_endpoints
     refused = run("topics", "restore-schema", "orders", answer="n\n")
     assert "orders-value: version 3 will be deleted" in refused.output
     assert (refused.exit_code, registry.versions) == (1, [1, 2, 3])
+    silent = run("topics", "restore-schema", "orders")
+    assert (silent.exit_code, registry.versions) == (1, [1, 2, 3]), "nobody answers"
     assert run("topics", "restore-schema", "orders", "--yes").exit_code == 0
     assert registry.versions == [1]
     assert "no version after" in run("topics", "restore-schema", "orders").output

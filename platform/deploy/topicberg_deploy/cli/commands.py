@@ -225,6 +225,14 @@ def create(
     skip_simulation: Annotated[
         bool, typer.Option("--skip-simulation", help="do not let IAM simulate your permissions")
     ] = False,
+    irrevocable: Annotated[
+        bool,
+        typer.Option(
+            "--irrevocable",
+            help="also do what cannot be undone, as `plan` lists it: add partitions to topics, let "
+            "Kafka delete records by a new configuration, delete tables that specs turn off",
+        ),
+    ] = False,
 ) -> None:
     """Create what is missing, change what differs, and compute the derived tables once.
 
@@ -239,6 +247,7 @@ def create(
     config = _settings(compute=not no_compute, generators=not no_generators)
     flags["skip_simulation"] = skip_simulation or None
     context, graph = _open(flags, config, before="create")
+    context.irrevocable = irrevocable
     graph = _targeted(graph, target)
     announce_generators(graph)
     try:

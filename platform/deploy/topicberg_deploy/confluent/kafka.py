@@ -12,6 +12,7 @@ from urllib.parse import quote
 from topicberg.clients.confluent import ConflictError, if_found
 from topicberg.errors.incompatible import refusal
 from topicberg.formats.table import FORMATS
+from topicberg.kafka.topics import losing_configs
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 from topicberg.topics.schema import read_schema
@@ -50,7 +51,23 @@ class KafkaTopic(Resource):
         return Live(self.name, {"partitions": topic["partitions_count"], **values})
 
     def desired(self, context: DeployContext) -> Fields:
-        return {"partitions": self.spec.partitions, **self.spec.kafka_config}
+        wanted = {"partitions": self.spec.partitions, **self.spec.kafka_config}
+        return wanted | {n: context.live[self.key].fields.get(n) for n in self._waiting(context)}
+
+    def _waiting(self, context: DeployContext) -> Fields:
+        """Return what of the spec waits for ``create --irrevocable``: more partitions, and
+        configurations by which Kafka deletes records."""
+        if (live := context.live.get(self.key)) is None or context.irrevocable:
+            return {}
+        has, wanted = live.fields["partitions"], self.spec.partitions
+        grows = has < wanted and not self.spec.is_compacted
+        more = {"partitions": wanted} if grows else {}
+        return more | losing_configs(self.spec.kafka_config, live.fields)
+
+    def remark(self, context: DeployContext, live: Live) -> str:
+        waiting = [f"{n}: {live.fields.get(n)} → {v}" for n, v in self._waiting(context).items()]
+        create = "`topicberg deploy create --irrevocable` sets "
+        return f"{create}{', '.join(waiting)}, which cannot be undone" if waiting else ""
 
     def create(self, context: DeployContext) -> None:
         body = {

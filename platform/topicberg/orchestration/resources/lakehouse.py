@@ -20,6 +20,7 @@ from topicberg.settings import Settings, settings
 from topicberg.tableflow.service import confluent, control, wait
 from topicberg.tableflow.service.status import read_status, reported_snapshot
 from topicberg.topics import TopicSpec
+from topicberg.topics.requests import require_unpaused
 
 if TYPE_CHECKING:
     from mypy_boto3_glue import GlueClient
@@ -101,19 +102,25 @@ class RunningLakehouse(Lakehouse):
 def ingest_by_engine(
     spec: TopicSpec, endpoints: Endpoints, config: Settings, on_progress: Callable[[int], None]
 ) -> Table:
-    """Make the topic and its table if they are missing, and let the engine commit what there is. If
-    it is silent for too long, one in this process commits; of two, the second plans again."""
+    """Make the topic and its table if they are missing, and let the engine commit what there is.
+
+    If it is silent for too long, one in this process commits; of two, the second plans again.
+
+    :raises TopicbergError: the topic is paused, or it cannot be read
+    """
     from topicberg.tableflow.service.engine import Ingestor, run_once
 
     def missing(records: int) -> None:
         control.commit_soon(config, spec.name)
         on_progress(records)
 
+    require_unpaused(config, spec.name)
     kafka.ensure_topic(spec, endpoints, config)
     table = Ingestor(spec, endpoints, config).table()
     target = kafka.end_offsets(endpoints, spec.name)
     patience = spec.tableflow.commit_interval_seconds + ENGINE_PATIENCE_SECONDS
     if not wait.wait_for(table, target, patience, missing):
+        require_unpaused(config, spec.name)  # it may have been meanwhile
         run_once(spec, endpoints, config)
     return table.refresh()
 

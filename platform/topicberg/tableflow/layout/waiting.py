@@ -23,7 +23,7 @@ from topicberg.errors import TableflowError, TopicbergError
 from topicberg.formats import metadata
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka.discovery import list_topics
-from topicberg.kafka.topics import partition_drift
+from topicberg.kafka.topics import config_drift, partition_drift, topic_configs
 from topicberg.settings import Settings
 from topicberg.tableflow.layout.message_fields import Layout
 from topicberg.topics import TopicSpec
@@ -234,13 +234,18 @@ def find_waiting(
     waiting, unknown = list[WaitingChange](), list[str]()
     try:
         partitions = list_topics(endpoints)
-    except TopicbergError as error:
-        unknown.append(f"partitions are not compared with Kafka: {error.message}")
-    else:
         for spec in specs:
             count = partitions.get(spec.name, spec.partitions)
             if not spec.external and (drift := partition_drift(spec, count)) is not None:
                 waiting.append(WaitingChange(spec.name, drift.message, drift.hint or ""))
+        configured = {s.name: s for s in specs if s.topic_config and s.name in partitions}
+        for name, configuration in topic_configs(endpoints, [*configured]):
+            if isinstance(configuration, TopicbergError):
+                unknown.append(configuration.message)
+            elif (differs := config_drift(configured[name], configuration)) is not None:
+                waiting.append(WaitingChange(name, differs.message, differs.hint or ""))
+    except TopicbergError as error:
+        unknown.append(f"topics are not compared with Kafka: {error.message}")
     if config.own_engine:
         try:
             waiting += _of_tables(specs, endpoints, config)

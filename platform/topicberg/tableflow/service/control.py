@@ -1,4 +1,4 @@
-"""Enable, disable and resume Tableflow for a topic: one file of requests for each topic.
+"""Enable, disable, pause and resume Tableflow for a topic: one file of requests for each topic.
 
 The engine's service reads these files every few seconds. Without a file, the topic spec decides
 (``tableflow.enabled``). A topic without a spec can be enabled too: what it is follows from what
@@ -22,7 +22,6 @@ from topicberg.topics.discovery import FoundTopic, found_document
 from topicberg.topics.kept import Files, spec_files
 from topicberg.topics.requests import (
     StoredRequest,
-    command_settings,
     read_request,
     read_requests,
     requested_topics,
@@ -43,29 +42,31 @@ def enable(
     *,
     discovered: FoundTopic | None = None,
     command: bool = False,
+    as_in_spec: bool = False,
 ) -> TopicSpec:
     """Materialize the topic from now on.
 
     :param tableflow: fields of ``tableflow:`` in a topic spec that replace the spec's
     :param write_mode: of a topic without a spec; default: what Kafka and the registry say
     :param discovered: what they have of a topic without a spec; None: as when it was enabled before
-    :param command: the settings come from a command: they replace earlier ones, and stay
+    :param command: the settings come from a command: they stay, with those of earlier commands
+    :param as_in_spec: the settings of earlier commands and deployments end
     :returns: the spec that the engine uses from now on
     :raises SpecError: a setting is invalid
     """
-    given, dropped_at = dict(tableflow or {}), 0.0
+    request, given = StoredRequest(topic=topic, enabled=True), dict(tableflow or {})
     with suppress(TopicbergError):  # a damaged request is replaced
-        if (before := read_request(config, topic)) is not None:
-            dropped_at = before.dropped_at
-            if discovered is None:
-                discovered, write_mode = before.found, write_mode or before.write_mode
-    request = StoredRequest(
-        topic=topic, enabled=True, write_mode=write_mode, found=discovered, dropped_at=dropped_at
-    )
+        request = read_request(config, topic) or request
+    if discovered is not None:
+        request.found, request.write_mode = discovered, None
+    request.write_mode = write_mode or request.write_mode
+    request.enabled, request.deleted = True, False
+    if as_in_spec:
+        request.tableflow, request.command = {}, {}
     if command:
-        request.command = given
+        request.command = _merged(request.command, given)
     else:
-        request.tableflow, request.command = given, command_settings(config, topic)
+        request.tableflow = given
     spec = _applied(request, _specs(config, topic).get(topic))
     write_request(config, request)
     return spec
@@ -85,18 +86,26 @@ def disable(config: Settings, topic: str) -> None:
 
 
 def resume(config: Settings, topic: str) -> None:
-    """Let a suspended topic try again now instead of at its next retry.
+    """Let a suspended topic try again now instead of at its next retry; a paused one stays so.
 
     :raises SpecError: Tableflow is not enabled for the topic
     """
-    _specs(config, topic)
-    before = read_request(config, topic) or StoredRequest(topic=topic, enabled=True)
+    before = require_enabled(config, topic) or StoredRequest(topic=topic, enabled=None)
+    write_request(config, before.model_copy(update={"resumed_at": time.time()}))
+
+
+def require_enabled(config: Settings, topic: str) -> StoredRequest | None:
+    """Return the last request of a topic that is enabled.
+
+    :raises SpecError: Tableflow is not enabled for the topic, or its spec is invalid
+    """
+    request, _ = read_request(config, topic), _specs(config, topic)
     if topic not in enabled_topics(config):
         raise SpecError(
             f"Tableflow is not enabled for topic {topic}",
             hint=f"run `topicberg tableflow enable {topic}`",
         )
-    write_request(config, before.model_copy(update={"resumed_at": time.time()}))
+    return request
 
 
 def commit_soon(config: Settings, topic: str) -> None:
@@ -135,8 +144,8 @@ class Requested:
         self._config = config
         self._files: Files | None = None
         self._found: tuple[dict[str, TopicSpec], dict[str, str]] = {}, {}
-        self._resumed_at = _resumed_at(config)
-        self._resumed: list[str] = []
+        self._requests = read_requests(config)[0]
+        self._changed = dict[str, StoredRequest]()
 
     def topics(self) -> tuple[dict[str, TopicSpec], dict[str, str]]:
         """Return what :func:`usable_topics` does.
@@ -144,20 +153,16 @@ class Requested:
         :raises SpecError: there is no folder of topic specs
         """
         if (files := spec_files(self._config, requests_folder(self._config))) != self._files:
-            self._found, before = usable_topics(self._config), self._resumed_at
-            self._files, self._resumed_at = files, _resumed_at(self._config)
-            self._resumed += [t for t, at in self._resumed_at.items() if at > before.get(t, 0.0)]
+            self._found, before = usable_topics(self._config), self._requests
+            self._files, self._requests = files, read_requests(self._config)[0]
+            new = self._requests.items()
+            self._changed |= {name: r for name, r in new if r != before.get(name)}
         return self._found
 
-    def resumed(self) -> list[str]:
-        """Return the topics that were resumed since the last call."""
-        changed, self._resumed = self._resumed, []
+    def changed(self) -> dict[str, StoredRequest]:
+        """Return the requests that have changed since the last call, by topic."""
+        changed, self._changed = self._changed, {}
         return changed
-
-
-def _resumed_at(config: Settings) -> dict[str, float]:
-    """Return when each topic was last resumed."""
-    return {name: request.resumed_at for name, request in read_requests(config)[0].items()}
 
 
 def usable_topics(config: Settings) -> tuple[dict[str, TopicSpec], dict[str, str]]:
@@ -186,7 +191,9 @@ def _enabled(
             enabled[name] = _applied(request, specs.get(name))
         except SpecError as error:
             wrong.setdefault(name, str(error))
-    logs = deadletters.dead_letter_specs(enabled.values(), {*enabled, *specs, *requests})
+    # A topic of dead letters may have a request of its own, as it was paused.
+    decided = (name for name, request in requests.items() if request.enabled is not None)
+    logs = deadletters.dead_letter_specs(enabled.values(), {*enabled, *specs, *decided})
     return enabled | {spec.name: spec for spec in logs}
 
 
@@ -221,7 +228,7 @@ def find_topic(config: Settings, topic: str) -> TopicSpec:
     :raises SpecError: none of these, or its spec is invalid
     """
     request, spec = read_request(config, topic), _specs(config, topic).get(topic)
-    if request is not None:
+    if request is not None and (spec is not None or request.enabled is not None):
         return _applied(request, spec)
     if spec is None and (spec := enabled_topics(config).get(topic)) is None:  # of dead letters
         raise SpecError(
@@ -261,10 +268,17 @@ def _is_enabled(request: StoredRequest, spec: TopicSpec | None) -> bool:
     return is_in_spec if request.enabled is None else request.enabled
 
 
+def _merged(settings: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """Return settings of Tableflow with later ones: a mode that is set keeps the dead-letter
+    topic."""
+    handling = {**settings.get("error_handling", {}), **later.get("error_handling", {})}
+    return {**settings, **later} | ({"error_handling": handling} if handling else {})
+
+
 def _applied(request: StoredRequest, spec: TopicSpec | None) -> TopicSpec:
     fields = _without_spec(request) if spec is None else spec.model_dump(by_alias=True)
-    chosen = {**request.tableflow, **request.command, "enabled": True}
-    settings = {**fields.get("tableflow", {}), **chosen}
+    settings = _merged(fields.get("tableflow", {}), request.tableflow)
+    settings = {**_merged(settings, request.command), "enabled": True}
     try:
         applied = TopicSpec.model_validate({**fields, "tableflow": settings})
     except ValidationError as error:

@@ -397,11 +397,11 @@ class Ingestor:
         self._spark.interrupt()
 
     def _check_abandoned(self) -> None:
-        """:raises AbandonedError: the topic belongs to another engine"""
+        """:raises AbandonedError: the topic belongs to another engine, or is paused"""
         if self._abandoned.is_set():
             raise AbandonedError(
-                f"topic {self.spec.name}: the running batch was abandoned, as another engine takes "
-                "the topic"
+                f"topic {self.spec.name}: the running batch was abandoned, as the topic was paused "
+                "or belongs to another engine"
             )
 
 

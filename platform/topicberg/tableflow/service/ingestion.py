@@ -33,13 +33,14 @@ from topicberg.tableflow.service.engine import AbandonedError, Ingestor
 from topicberg.tableflow.service.status import FailingFormat, OpenTransaction
 from topicberg.tableflow.service.status_report import StatusReport
 from topicberg.tableflow.service.turn_schedule import LogWatch, TurnSchedule
-from topicberg.topics import TopicSpec, check_topics
+from topicberg.topics import TopicSpec, check_topics, requests
 from topicberg.topics.spec import metadata_description
 
 logger = logging.getLogger(__name__)
 
 SUSPENDED_RETRY_SECONDS = 30.0
-"""How often a suspended topic is tried again: once the cause is fixed, it resumes by itself."""
+"""How often a suspended topic is tried again: once the cause is fixed, it resumes by itself. A
+paused one looks as often whether it is resumed, if the request was not noticed."""
 
 
 class Ingestion:
@@ -84,7 +85,8 @@ class Ingestion:
     @property
     def held(self) -> Offsets | None:
         """The first offset of each partition that the table lacks; None: not known yet."""
-        return (self.report.status.end_offsets or None) if self._ingestor is not None else None
+        is_known = self._ingestor is not None or self.report.status.paused
+        return (self.report.status.end_offsets or None) if is_known else None
 
     @property
     def is_small(self) -> bool:
@@ -145,6 +147,12 @@ class Ingestion:
     def turn(self) -> None:
         """Commit the next batch, if there is one; a failure suspends the topic or is retried."""
         self.schedule.is_woken = False
+        if (pause := requests.paused_by(self._config, self.spec.name)) is not None:
+            self.report.note_pause(pause)
+            self.schedule.retry_at = time.monotonic() + SUSPENDED_RETRY_SECONDS
+            return
+        if self.report.status.paused:
+            self.report.update(paused=None)
         ends, began_ms = self.log.ends, int(time.time() * 1000)
         try:
             commit = self._step()

@@ -79,6 +79,12 @@ class Pool:
         """Begin no more turns until the queue resumes, and abandon those that run."""
         _abandon(self.queue.pause())
 
+    def wake(self, name: str, *, abandons: bool) -> None:
+        """Let a topic have a turn now; ``abandons``: without a commit of the one that runs."""
+        if abandons and (topic := self.queue.topics.get(name)) is not None:
+            _abandon([topic])
+        self.queue.wake(name)
+
     def add(self, spec: TopicSpec) -> None:
         """Ingest a topic by a spec from now on; the counters of an earlier spec continue."""
 

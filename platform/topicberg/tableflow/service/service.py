@@ -223,8 +223,8 @@ def serve(
             logger.error("topic %s: the spec is invalid, %s: %s", name, then, reason)
         complaints = wrong
         share.converge(specs)
-        for name in requested.resumed():
-            pool.queue.wake(name)
+        for name, request in requested.changed().items():
+            pool.wake(name, abandons=request.paused is not None)
         until = time.monotonic() + SPECS_SECONDS
         while time.monotonic() < until and not share.changed.is_set():
             for name in control.awaited(config, pool.queue.topics):

@@ -17,10 +17,11 @@ from topicberg.settings import Settings
 from topicberg.tableflow.upsert.key_hashing import KeyState
 from topicberg.tableflow.upsert.tombstones import Missed
 from topicberg.tableflow.values.skips import Skip
+from topicberg.topics.requests import Pause, paused_by
 
 Phase = Literal["PENDING", "RUNNING", "FAILED"]
 """Of Confluent's API, where a suspended topic is FAILED, with ``suspended``."""
-SHOWN_PHASES = (*get_args(Phase), "SUSPENDED")
+SHOWN_PHASES = (*get_args(Phase), "SUSPENDED", "PAUSED")
 
 _LASTING = (
     "topic",
@@ -85,6 +86,7 @@ class TopicStatus(BaseModel):
     engine: str | None = None  # name of the engine that has the topic
     phase: Phase = "PENDING"
     suspended: bool = False
+    paused: Pause | None = None
     error_message: str | None = None
     failing_since_ms: int | None = None
     """Time of the first of the consecutive failures; None: the last turn succeeded."""
@@ -118,15 +120,15 @@ class TopicStatus(BaseModel):
 
     @property
     def shown_phase(self) -> str:
-        """The phase, or SUSPENDED: the term of every command and check."""
-        return "SUSPENDED" if self.suspended else self.phase
+        """The phase, PAUSED or SUSPENDED: the term of every command and check."""
+        return "PAUSED" if self.paused else "SUSPENDED" if self.suspended else self.phase
 
     def without(self, service: Unavailable) -> TopicStatus:
         """Return what the status is while a service does not answer: no commit succeeds.
 
         A turn that waits for it reports nothing, for minutes. What one reported stays.
         """
-        if self.suspended:
+        if self.suspended or self.paused:
             return self
         changes = {
             "phase": "FAILED",
@@ -175,11 +177,14 @@ def write_status(config: Settings, status: TopicStatus) -> None:
 
 
 def read_status(config: Settings, topic: str) -> TopicStatus:
-    """Return the last status that an engine wrote, or PENDING if there is none."""
+    """Return the last status that an engine wrote, or PENDING if there is none; a pause is shown
+    also if no engine runs."""
     try:
-        return TopicStatus.model_validate_json(status_file(config, topic).read_bytes())
+        status = TopicStatus.model_validate_json(status_file(config, topic).read_bytes())
     except (FileNotFoundError, ValidationError):
-        return TopicStatus(topic=topic)
+        status = TopicStatus(topic=topic)
+    status.paused = paused_by(config, topic)
+    return status
 
 
 def reported_snapshot(config: Settings, topic: str) -> int | None:

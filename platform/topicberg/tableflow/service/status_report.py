@@ -20,11 +20,13 @@ from topicberg.tableflow.service.status import (
     write_status,
 )
 from topicberg.topics import TopicSpec
+from topicberg.topics.requests import Pause
 
 logger = logging.getLogger(__name__)
 
 _STATE = ("end_offsets", "rows_skipped", "skip_requests", "missed_deletes", "keys", "unproven")
 """Fields of a commit that the status repeats, and that may change without new records."""
+_OF_TABLE = (*_STATE, "snapshot_id", "data_files")
 
 
 class StatusReport:
@@ -144,8 +146,17 @@ class StatusReport:
                 reader=commit.reader or status.reader,
                 files_of_commit=commit.files if commit.records else status.files_of_commit,
                 committed_at_ms=now_ms if commit.records else status.committed_at_ms,
-                **{name: getattr(commit, name) for name in (*_STATE, "snapshot_id", "data_files")},
+                **{name: getattr(commit, name) for name in _OF_TABLE},
             )
+
+    def note_pause(self, pause: Pause) -> None:
+        """Report that the topic is paused; what its table has stays as it was reported last."""
+        with self.lock:
+            status = self.status
+            if not status.end_offsets:  # of an earlier process
+                status = read_status(self._config, status.topic)
+            state = {name: getattr(status, name) for name in _OF_TABLE}
+            self.update(paused=pause, activity=None, **state)
 
     def note_failure(
         self, error: Exception, *, suspended: bool, began_ms: int | None = None
