@@ -107,9 +107,8 @@ class Account:
             names=Names("demo"),
             live={},
             only_plans=False,
-            deploy=SimpleNamespace(
-                admin_user_secrets_root_path=None, profile=None, skip_simulation=False
-            ),
+            skips_simulation=False,
+            deploy=SimpleNamespace(admin_user_secrets_root_path=None, profile=None),
             namespace="lkc-1",
         )
         return cast(DeployContext, context)

@@ -110,6 +110,8 @@ class DeployContext:
     specs: list[TopicSpec]
     only_plans: bool = False
     """Nothing is changed, so secrets that may not be read are left out."""
+    skips_simulation: bool = False
+    """IAM is not asked for the permissions of who deploys."""
     purge_secrets: bool = False
     """Deleting a secret leaves no way back."""
     irrevocable: bool = False

@@ -146,14 +146,14 @@ def probe(context: DeployContext) -> Iterator[ProbeResult]:
         look = partial(_names, integration, _PROPERTIES, _PRINCIPALS)
         yield observe(context, "snowflake.integration", integration.title, look)
     yield observe(context, "snowflake.user", user.title, partial(_names, user, _FINGERPRINTS, ()))
-    for key, what, look in (
+    for key, title, look in (
         ("snowflake.network_policy", "network policy of Snowflake's account", _network_policy),
         ("aws.lake_formation", "AWS Lake Formation", _lake_formation),
         ("confluent.keys", "API keys of Confluent", _shown),
         ("confluent.reader", "what the reader's key sees", _seen_by_reader),
         ("emr.job", "a job run of EMR Serverless", _job),
     ):
-        yield observe(context, key, what, look)
+        yield observe(context, key, title, look)
 
 
 _LOCATION = ("STORAGE_LOCATION_1",)
@@ -177,13 +177,13 @@ def _created(resource: SqlObject, context: DeployContext) -> Iterator[None]:
         run(context, f'DROP {resource.of} IF EXISTS "{resource.name}"', resource.owner)
 
 
-def observe(context: DeployContext, key: str, what: str, look: Look) -> ProbeResult:
+def observe(context: DeployContext, key: str, title: str, look: Look) -> ProbeResult:
     """:param look: adds the facts, and returns the difference"""
     facts: Facts = {}
     try:
-        return ProbeResult(key, what, look(context, facts), facts)
+        return ProbeResult(key, title, look(context, facts), facts)
     except NotTriedError as reason:
-        return ProbeResult(key, what, not_tried=str(reason))
+        return ProbeResult(key, title, not_tried=str(reason))
     except Exception as error:
         if not (isinstance(error, (TopicbergError, *MISREAD)) or is_of_vendor(error)):
             raise
@@ -192,7 +192,7 @@ def observe(context: DeployContext, key: str, what: str, look: Look) -> ProbeRes
         facts |= {"errno": number} if isinstance(number, int) else {}
         # A message of ours names what the answer has.
         difference = error.message if isinstance(error, TopicbergError) else str(error)
-        return ProbeResult(key, what, difference, facts)
+        return ProbeResult(key, title, difference, facts)
 
 
 def _names(
@@ -302,7 +302,7 @@ def run_job(context: DeployContext, emr: EmrSettings, config: Settings, lake: La
 def observe_deployment(context: DeployContext) -> Iterator[ProbeResult]:
     """Yield what only a report has of a deployment; it changes nothing."""
     waited = "how long `create` waited"
-    for key, what, look in (
+    for key, title, look in (
         ("snowflake.dotted_name", "names with periods in CATALOG_TABLE_NAME", _dotted_names),
         ("snowflake.refresh", "REFRESH by another role", _refresh),
         ("tableflow.catalog", "catalog integrations of Tableflow", _catalogs),
@@ -312,7 +312,7 @@ def observe_deployment(context: DeployContext) -> Iterator[ProbeResult]:
         ("propagation.integration", waited, partial(_waited, MEASURED[1:])),
         ("propagation.grants", waited, partial(_waited, ())),
     ):
-        yield observe(context, key, what, look)
+        yield observe(context, key, title, look)
 
 
 def report(context: DeployContext, results: Iterable[ProbeResult]) -> str:
@@ -378,8 +378,8 @@ def _delete_files(context: DeployContext, facts: Facts) -> str:
         location = metadata_location(table) if table else None
         if spec.write_mode != "upsert" or location is None:
             continue
-        at = urlsplit(location)
-        text = s3.get_object(Bucket=at.netloc, Key=at.path.lstrip("/"))["Body"].read()
+        address = urlsplit(location)
+        text = s3.get_object(Bucket=address.netloc, Key=address.path.lstrip("/"))["Body"].read()
         metadata = json.loads(gzip.decompress(text) if text[:2] == b"\x1f\x8b" else text)
         totals[f"format_version_{metadata['format-version']}"] += 1
         for snapshot in metadata.get("snapshots", ()):

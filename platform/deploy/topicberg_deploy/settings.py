@@ -64,9 +64,6 @@ class DeploySettings(Addresses):
     """The only role that the session takes, e.g. one that only reads, for ``plan``; by default the
     role that owns each object."""
 
-    skip_simulation: bool = False
-    """Whether `create` does not ask IAM for the permissions of who deploys."""
-
     day_count: int = Field(default=30, ge=1)
     """Days between two rotations of every key."""
     number_of_api_keys_to_retain: int = Field(default=2, ge=2)

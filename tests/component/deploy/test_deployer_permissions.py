@@ -169,7 +169,7 @@ def test_denial_by_the_organization_is_a_warning(
 def test_permissions_are_not_simulated_if_that_is_skipped(account: Account) -> None:
     account.allow(ROLE, SIMULATE)
     context = account.context(ROLE)
-    context.deploy.skip_simulation = True
+    context.skips_simulation = True
     check_permissions(context)
 
 

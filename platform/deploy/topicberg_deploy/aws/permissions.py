@@ -248,7 +248,7 @@ def ci_role(of: Deployed, purpose: Purpose) -> str:
 
 def check_permissions(context: DeployContext) -> None:
     """:raises TopicbergError: lists all actions that who deploys may not do"""
-    if context.deploy.skip_simulation:
+    if context.skips_simulation:
         return
     principal = ""
     try:

@@ -245,8 +245,7 @@ def create(
     if settings().deployment == "local":
         local_stack().start(settings())
     config = _settings(compute=not no_compute, generators=not no_generators)
-    flags["skip_simulation"] = skip_simulation or None
-    context, graph = _open(flags, config, before="create")
+    context, graph = _open(flags, config, before="create", skips_simulation=skip_simulation)
     context.irrevocable = irrevocable
     graph = _targeted(graph, target)
     announce_generators(graph)
@@ -455,7 +454,11 @@ def _settings(*, compute: bool, generators: bool) -> Settings:
 
 
 def _open(
-    flags: dict[str, Any], config: Settings | None = None, before: Command | None = None
+    flags: dict[str, Any],
+    config: Settings | None = None,
+    before: Command | None = None,
+    *,
+    skips_simulation: bool = False,
 ) -> tuple[DeployContext, list[Resource]]:
     """
     :param config: by default the settings as they are
@@ -468,7 +471,7 @@ def _open(
     if flags.get("confluent_api_secret") == "-":
         flags["confluent_api_secret"] = typer.prompt("Confluent API secret", hide_input=True)
     context = open_context(config or _settings(compute=True, generators=True), flags)
-    context.only_plans = before == "plan"
+    context.only_plans, context.skips_simulation = before == "plan", skips_simulation
     check(context, before)
     return context, resources(context.config, context.specs)
 
