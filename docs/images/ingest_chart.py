@@ -17,12 +17,12 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 OURS, OTHERS, LIMIT = "#1f6feb", "#57606a", "#d0d7de"
-MARKS = {"clean topic": ("|", "clean topic")}
+MARKS = {"Flink by hand": ("D", "Flink, handwritten decoder"), "clean topic": ("|", "clean topic")}
 LIMIT_NAME = "reading and writing"
 
 
 def draw(workloads: dict[str, Any]) -> Figure:
-    """Return one row for each workload: topicberg, the clean topic, and the limit."""
+    """Return one row for each workload: topicberg, Flink, the clean topic, and the limit."""
     mpl.rcParams["svg.hashsalt"] = "topicberg"  # the same file every time
     found = {
         name: {

@@ -1,6 +1,8 @@
 """What reads a topic of the ingest benchmark into a new Iceberg table, and three limits.
 
-Clients, sessions and JVMs stay open between calls, as a service's do.
+Each contender reads the topic from its beginning, decodes its records and commits them to a new
+table with the key, the record's fields, topic, partition, headers, offset and timestamp. Clients,
+sessions and JVMs stay open between calls, as a service's do.
 """
 
 from __future__ import annotations
@@ -10,11 +12,27 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
+import flink
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.io.pyarrow import parquet_path_to_id_mapping
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DoubleType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+)
 from workloads import CHECKED, NAMESPACE, Topic
 
 from topicberg.endpoints import CATALOG, Endpoints
@@ -38,6 +56,7 @@ class Lab:
 
     endpoints: Endpoints
     config: Settings
+    flink: flink.Cluster | None = None
     source: tuple[str, ...] = ()
     """A table with the rows of the topic, for the limits."""
     rows: pa.Table | None = None
@@ -69,8 +88,17 @@ class Lab:
         return catalog
 
 
+class Contender(Protocol):
+    """Reads a topic into a new table, whose identifier it returns."""
+
+    def __call__(self, lab: Lab, topic: Topic) -> tuple[str, ...]: ...
+
+
 def new_name(of: str) -> str:
     return f"{of}_{uuid.uuid4().hex[:8]}"
+
+
+# --- topicberg ---
 
 
 def engine(lab: Lab, topic: Topic) -> tuple[str, ...]:
@@ -81,6 +109,78 @@ def engine(lab: Lab, topic: Topic) -> tuple[str, ...]:
     while ingestor.step().end_offsets != ends:
         pass
     return tuple(spec.table_identifier(lab.config))
+
+
+# --- Flink ---
+
+
+def flink_by_hand(lab: Lab, topic: Topic) -> tuple[str, ...]:
+    """Ingest by Flink, with a decoder written for this record: Avro's binary to ``RowData``.
+
+    Flink 2.1.1 in one warm JVM (3 GB, parallel collector), parallelism 2, object reuse, one row
+    object, checkpoints each 10 s and at the end, large fetches (``flink.KAFKA``), Iceberg's sink
+    without a shuffle (distribution mode ``none``). The decoder ignores schema ids; a record at
+    which it fails is left out.
+    """
+    return _flink(lab, topic, topic.workload.flink)
+
+
+def flink_own(lab: Lab, topic: Topic) -> tuple[str, ...]:
+    """Ingest by Flink, with its own Avro classes, as its SQL format ``avro-confluent`` has them. As
+    :func:`flink_by_hand`. The registry's client is replaced by a constant."""
+    return _flink(lab, topic, "own")
+
+
+def _flink(lab: Lab, topic: Topic, decoder: str) -> tuple[str, ...]:
+    assert lab.flink is not None
+    name = new_name("flink")
+    lab.catalog.create_table((NAMESPACE, name), table_schema(topic))
+    lab.flink.ask(
+        {
+            "topic": topic.spec.name,
+            "namespace": NAMESPACE,
+            "table": name,
+            "decoder": decoder,
+            "schema": topic.shape.schema("avro").schema_str,
+        }
+    )
+    return NAMESPACE, name
+
+
+def table_schema(topic: Topic) -> Schema:
+    """Return the table's schema: those of the record, and what Kafka says of it."""
+    columns: list[tuple[str, IcebergType]] = [
+        ("key", BinaryType()),
+        *((one["name"], _type(one["type"])) for one in topic.shape.avro["fields"]),
+        ("topic", StringType()),
+        ("partition", IntegerType()),
+        ("headers", MapType(101, StringType(), 102, BinaryType(), value_required=False)),
+        ("offset", LongType()),
+        ("timestamp", TimestamptzType()),
+        ("timestamp_type", StringType()),
+    ]
+    return Schema(*(NestedField(n, name, kind) for n, (name, kind) in enumerate(columns, 1)))
+
+
+def _type(avro: Any) -> IcebergType:
+    """Return the type of a column; the catalog numbers the nested fields again."""
+    simple: dict[str, IcebergType] = {
+        "string": StringType(),
+        "int": IntegerType(),
+        "long": LongType(),
+        "double": DoubleType(),
+        "boolean": BooleanType(),
+    }
+    if isinstance(avro, str):
+        return simple[avro]
+    if isinstance(avro, list):
+        return _type(avro[1])
+    if avro["type"] == "array":
+        return ListType(201, _type(avro["items"]), element_required=False)
+    fields = avro["fields"]
+    return StructType(
+        *(NestedField(301 + n, one["name"], _type(one["type"])) for n, one in enumerate(fields))
+    )
 
 
 # --- limits ---
@@ -163,6 +263,12 @@ def copy_by_spark(lab: Lab, topic: Topic) -> tuple[str, ...]:
 
 # --- all of them ---
 
+OURS = "topicberg"
+CONTENDERS: dict[str, Contender] = {
+    OURS: engine,
+    "Flink by hand": flink_by_hand,
+    "Flink": flink_own,
+}
 LIMITS: dict[str, Callable[[Lab, Topic], tuple[str, ...] | None]] = {
     "reading": raw_reading,
     "reading and writing": reading_and_writing,
@@ -170,7 +276,15 @@ LIMITS: dict[str, Callable[[Lab, Topic], tuple[str, ...] | None]] = {
 }
 
 
-def verify(lab: Lab, topic: Topic, table: tuple[str, ...]) -> None:
+def contenders(lab: Lab, topic: Topic) -> list[str]:
+    """Return the contenders that read the topic; Flink's own classes only clean topics of Avro."""
+    if lab.flink is None:
+        return [OURS]
+    is_clean = topic.workload.name == topic.workload.clean and topic.workload.kind == "avro"
+    return [OURS, *["Flink by hand"] * bool(topic.workload.flink), *["Flink"] * is_clean]
+
+
+def verify(lab: Lab, topic: Topic, table: tuple[str, ...], contender: str) -> None:
     """Compare a table's rows, their checksum, and what was left out with what was produced.
 
     :raises RuntimeError: they differ
@@ -182,8 +296,11 @@ def verify(lab: Lab, topic: Topic, table: tuple[str, ...]) -> None:
     row = lab.spark.sql(f"SELECT count(*), sum({crc}) FROM {source}").head()
     if tuple(row) != expected:
         raise RuntimeError(
-            f"{topic.workload.name}: rows and checksum are {tuple(row)}, expected {expected}"
+            f"{contender}, {topic.workload.name}: rows and checksum are {tuple(row)}, "
+            f"expected {expected}"
         )
+    if contender != OURS:
+        return
     left_out = int(lab.catalog.load_table(table).properties.get(ROWS_SKIPPED, 0))
     if left_out != topic.rejected:
         raise RuntimeError(f"{topic.workload.name}: {left_out} of {topic.rejected} are left out")

@@ -1,13 +1,13 @@
-"""How fast a topic becomes a table: unusual topics beside clean ones, and limits.
+"""How fast a topic becomes a table: unusual topics beside clean ones, other engines, and limits.
 
     python tests/benchmarks/ingest.py [--records 2000000] [--wide-records 500000] [--rounds 2]
-        [--only WORKLOAD ...] [--json FILE]
+        [--only WORKLOAD ...] [--flink] [--json FILE]
 
-Against the running local stack. A workload is a topic (``workloads.py``), which topicberg reads
-from its beginning into a new Iceberg table. In each round it also reads the clean topic of the
-workload's format, so that what else the machine does hits both; the best time of each counts. The
-rows and a checksum of every table are compared with what was produced, and the records that are
-left out and the dead letters are counted.
+Against the running local stack. A workload is a topic (``workloads.py``), and each contender
+(``contenders.py``, with its settings) reads it from its beginning into a new Iceberg table. In each
+round topicberg also reads the clean topic of the workload's format, so that what else the machine
+does hits both; the best time of each counts. The rows and a checksum of every table are compared
+with what was produced, and the records that are left out and the dead letters are counted.
 
 Three limits are measured in the same rounds: reading the topic by librdkafka without decoding or
 writing anything; the same while Arrow's Parquet writer writes the table's rows, which are in memory
@@ -19,12 +19,16 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from contenders import LIMITS, Lab, engine, verify
+import flink
+from contenders import CONTENDERS, LIMITS, OURS, Lab, contenders, engine, verify
+from kafka_java import java_config
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -36,31 +40,32 @@ from topicberg.tableflow.values.compiling import wait_ready
 
 logger = logging.getLogger("ingest")
 
-OURS, CLEAN = "topicberg", "clean topic"
+CLEAN = "clean topic"
 WARM = 2
 """How many jobs warm each JVM before the first workload."""
 
 
 class Rounds:
-    """The best times of topicberg and of the limits on one topic."""
+    """The best times of the contenders and limits on one topic."""
 
     def __init__(self, lab: Lab, topic: Topic) -> None:
         self._lab, self._topic = lab, topic
         self.best: dict[str, float] = {}
         self._wrong: set[str] = set()
 
-    def run(self) -> None:
-        """Measure topicberg and verify its table; then the limits."""
-        table = self._timed(OURS, engine, self._topic)
+    def run(self, name: str) -> None:
+        """Measure a contender and verify its table; after topicberg, also the limits."""
+        table = self._timed(name, CONTENDERS[name], self._topic)
         assert table is not None
-        source = self._lab.catalog.load_table(table)
-        self._lab.source = table
-        if self._lab.rows is None:
-            self._lab.rows = source.scan().to_arrow()
-        for limit, work in LIMITS.items():
-            if copy := self._timed(limit, work, self._topic):
-                self._lab.catalog.purge_table(copy)
-        self._verify(OURS, self._topic, table)
+        if name == OURS:
+            source = self._lab.catalog.load_table(table)
+            self._lab.source = table
+            if self._lab.rows is None:
+                self._lab.rows = source.scan().to_arrow()
+            for limit, work in LIMITS.items():
+                if copy := self._timed(limit, work, self._topic):
+                    self._lab.catalog.purge_table(copy)
+        self._verify(name, self._topic, table)
         self._lab.catalog.purge_table(table)
 
     def run_clean(self, clean: Topic) -> None:
@@ -80,19 +85,20 @@ class Rounds:
         return table
 
     def _verify(self, name: str, topic: Topic, table: tuple[str, ...]) -> None:
+        contender = OURS if name == CLEAN else name
         try:
-            verify(self._lab, topic, table)
+            verify(self._lab, topic, table, contender)
         except RuntimeError as error:
             logger.error("%s", error)
             self._wrong.add(name)
 
     def verified(self) -> dict[str, float]:
-        """Return the best seconds; what made a wrong table is left out."""
+        """Return the best seconds; a contender with a wrong table is left out."""
         return {name: seconds for name, seconds in self.best.items() if name not in self._wrong}
 
 
 def compare(lab: Lab, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return for each workload its records, their bytes, and the best seconds."""
+    """Return for each workload its records, their bytes, and the best seconds of each contender."""
     only = arguments.only or [one.name for one in WORKLOADS]
     found: dict[str, Any] = {}
     clean: Topic | None = None
@@ -100,7 +106,8 @@ def compare(lab: Lab, arguments: argparse.Namespace) -> dict[str, Any]:
         if clean is None:
             warm = fill(lab, WORKLOADS[0], arguments)
             for _ in range(WARM):
-                Rounds(lab, warm).run()
+                for name in contenders(lab, warm):
+                    Rounds(lab, warm).run(name)
             delete(lab, warm)
         if clean is None or clean.workload.name != workload.clean:
             if clean is not None:
@@ -110,10 +117,12 @@ def compare(lab: Lab, arguments: argparse.Namespace) -> dict[str, Any]:
         topic = clean if workload is clean.workload else fill(lab, workload, arguments)
         lab.rows = None
         rounds = Rounds(lab, topic)
+        names = contenders(lab, topic)
         for _ in range(arguments.rounds):
             if topic is not clean:
                 rounds.run_clean(clean)
-            rounds.run()
+            for name in names:
+                rounds.run(name)
         about = {"records": topic.records, "bytes": topic.bytes, "clean_records": clean.records}
         found[workload.name] = {**about, "format": workload.kind, "seconds": rounds.verified()}
         if topic is not clean:
@@ -141,7 +150,7 @@ def delete(lab: Lab, topic: Topic) -> None:
 
 
 def speeds(about: dict[str, Any]) -> dict[str, float]:
-    """Return the records a second of topicberg and of each limit."""
+    """Return the records a second of each contender and limit."""
     return {
         name: about["clean_records" if name == CLEAN else "records"] / seconds
         for name, seconds in about["seconds"].items()
@@ -151,8 +160,14 @@ def speeds(about: dict[str, Any]) -> dict[str, float]:
 def show(measured: dict[str, Any]) -> Table:
     """Return the comparison as one table: a workload a row."""
     all_speeds = {workload: speeds(about) for workload, about in measured.items()}
+    others = [
+        name
+        for name in CONTENDERS
+        if name != OURS and any(name in one for one in all_speeds.values())
+    ]
     shown = Table(
         *("workload", "records/s", "MB/s", "share of the clean topic"),
+        *(f"{name}, records/s" for name in others),
         *(f"share of {name}" for name in LIMITS),
         box=box.MARKDOWN,
     )
@@ -166,6 +181,7 @@ def show(measured: dict[str, Any]) -> Table:
             f"{ours:,.0f}",
             f"{about['bytes'] / about['seconds'][OURS] / 1e6:.1f}",
             f"{ours / found[CLEAN]:.2f}" if CLEAN in found else "",
+            *(f"{found[name]:,.0f}" if name in found else "" for name in others),
             *(f"{ours / found[name]:.0%}" for name in LIMITS),
         )
     return shown
@@ -219,6 +235,26 @@ def _topic_of(spec: Any, rows: int) -> Topic:
     return Topic(WORKLOADS[0], spec, rows, 0, rows, 0, 0)
 
 
+@contextmanager
+def laboratory(arguments: argparse.Namespace) -> Iterator[Lab]:
+    """Start what the contenders need, and stop it at the end of the block."""
+    lab = Lab(load_endpoints(), settings())
+    with ExitStack() as started:
+        folder = Path(started.enter_context(tempfile.TemporaryDirectory()))
+        bin_dir = flink.jdk() if arguments.flink else None
+        if arguments.flink and bin_dir is None:
+            Console().print(
+                "Flink is left out: it needs a JDK (javac), on the PATH or as JAVA_HOME"
+            )
+        elif bin_dir is not None:
+            (folder / "flink").mkdir()
+            client = java_config(lab.endpoints)
+            catalog = flink.rest_catalog(lab.endpoints, lab.config)
+            cluster = flink.cluster(folder / "flink", bin_dir, client, catalog)
+            lab.flink = started.enter_context(cluster)
+        yield lab
+
+
 def main() -> None:
     names = [one.name for one in WORKLOADS] + [UPSERTS]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -235,23 +271,26 @@ def main() -> None:
     )
     parser.add_argument("--upsert-rows", type=int, default=0, help="also upserts, e.g. 10000000")
     parser.add_argument("--upserts", type=int, default=0, help="records of a batch; 1 %% of them")
+    parser.add_argument("--flink", action="store_true", help="also Flink; fetches its jars")
     parser.add_argument("--json", type=Path, help="also write the numbers to a file")
     arguments = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logger.setLevel(logging.INFO)
-    lab, numbers = Lab(load_endpoints(), settings()), dict[str, Any]()
-    wait_ready()
-    if arguments.only != [UPSERTS]:
-        numbers["workloads"] = compare(lab, arguments)
-        Console(width=240).print(show(numbers["workloads"]))
-    if rows := arguments.upsert_rows:
-        changed = arguments.upserts or rows // 100
-        for what, seconds in upsert_benchmark(lab, rows, changed, arguments.rounds):
-            upsert, append = seconds["upsert"], seconds["append"]
-            Console(width=160).print(
-                f"{what}: upsert {upsert:.2f} s, append {append:.2f} s, {upsert / append:.2f} times"
-            )
-            numbers[what] = seconds
+    with laboratory(arguments) as lab:
+        numbers: dict[str, Any] = {}
+        wait_ready()
+        if arguments.only != [UPSERTS]:
+            numbers["workloads"] = compare(lab, arguments)
+            Console(width=240).print(show(numbers["workloads"]))
+        if rows := arguments.upsert_rows:
+            changed = arguments.upserts or rows // 100
+            for what, seconds in upsert_benchmark(lab, rows, changed, arguments.rounds):
+                upsert, append = seconds["upsert"], seconds["append"]
+                Console(width=160).print(
+                    f"{what}: upsert {upsert:.2f} s, append {append:.2f} s, "
+                    f"{upsert / append:.2f} times"
+                )
+                numbers[what] = seconds
     if arguments.json:
         arguments.json.write_text(json.dumps(numbers, indent=2))
 

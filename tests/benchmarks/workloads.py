@@ -280,6 +280,8 @@ class Workload:
     """Fields of the topic's spec."""
     producer: Mapping[str, Any] = field(default_factory=dict)
     """Properties of the producer."""
+    flink: str = ""
+    """Flink's decoder that was written for these records; empty: there is none."""
 
     @property
     def clean(self) -> str:
@@ -295,19 +297,20 @@ def _handling(mode: str) -> dict[str, Any]:
 
 def _malformed(every: int, mode: str) -> Workload:
     name = f"avro-malformed-{every}-{mode.lower()}"
-    return Workload(name, every=every, spec=_handling(mode))
+    flink = "small" if mode == "SKIP" else ""
+    return Workload(name, every=every, spec=_handling(mode), flink=flink)
 
 
 WORKLOADS = (
-    Workload("small-avro"),
-    Workload("avro-zstd", producer={"compression.type": "zstd"}),
-    Workload("avro-transactions", producer={"transactional.id": NAMESPACE}),
+    Workload("small-avro", flink="small"),
+    Workload("avro-zstd", producer={"compression.type": "zstd"}, flink="small"),
+    Workload("avro-transactions", producer={"transactional.id": NAMESPACE}, flink="small"),
     _malformed(1_000, "SKIP"),
     _malformed(1_000, "LOG"),
     _malformed(10, "SKIP"),
     Workload("small-json", "json"),
     Workload("small-protobuf", "protobuf"),
-    Workload("wide-avro", shape=WIDE),
+    Workload("wide-avro", shape=WIDE, flink="wide"),
     Workload("wide-json", "json", WIDE),
     Workload("wide-protobuf", "protobuf", WIDE),
 )
