@@ -377,14 +377,12 @@ def value(run_tags: RunTags, name: str, domain: str, tag: str = TAG) -> object:
     return found
 
 
-def test_tag_is_set_changed_and_unset(run_tags: RunTags) -> None:
+def test_tag_is_set_and_changed(run_tags: RunTags) -> None:
     assert value(run_tags, "w", "WAREHOUSE") is None
     run_tags(f"ALTER WAREHOUSE w SET TAG {TAG} = 'data'")
     assert value(run_tags, "w", "warehouse") == "data"
     run_tags(f"ALTER WAREHOUSE w SET TAG {TAG} = 'other'")
     assert value(run_tags, "w", "WAREHOUSE") == "other"
-    run_tags(f"ALTER WAREHOUSE w UNSET TAG {TAG}")
-    assert value(run_tags, "w", "WAREHOUSE") is None
 
 
 def test_schema_has_the_tags_of_its_database(run_tags: RunTags) -> None:

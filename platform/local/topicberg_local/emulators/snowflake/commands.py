@@ -108,7 +108,7 @@ COMMANDS: dict[tuple[str, str], Command] = {
     (login_policies.SET, USER): login_policies.set_authentication_policy,
     ("CREATE", "TAG"): create_object,
     ("DROP", "TAG"): tags.drop_tag,
-    **{(verb, kind): tags.change_tags for verb in (tags.SET, tags.UNSET) for kind in tags.KINDS},
+    **{(tags.SET, kind): tags.change_tags for kind in tags.KINDS},
     ("SHOW", "TABLE"): table_views.show_all_tables,
     ("GRANT", "GRANT"): roles.grant,
     ("REVOKE", "GRANT"): roles.revoke,

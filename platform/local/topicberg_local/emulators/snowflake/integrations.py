@@ -48,7 +48,7 @@ from topicberg_local.emulators.snowflake.sql import (
 from topicberg_local.emulators.store import Stored
 
 
-def _interval(stream: Stream, name: str) -> int:
+def interval(stream: Stream, name: str) -> int:
     """Return a number of seconds from half a minute to a day."""
     seconds = integer(stream, name)
     if not 30 <= seconds <= 86400:
@@ -60,7 +60,7 @@ _COMMON: dict[str, Reader] = {
     "CATALOG_SOURCE": choice("GLUE", "OBJECT_STORE", "POLARIS", "ICEBERG_REST", "SAP_BDC"),
     "TABLE_FORMAT": choice("ICEBERG", "DELTA"),
     "ENABLED": boolean,
-    "REFRESH_INTERVAL_SECONDS": _interval,
+    "REFRESH_INTERVAL_SECONDS": interval,
     "COMMENT": text,
 }
 _API_TYPES = (

@@ -45,7 +45,7 @@ from topicberg_local.emulators.snowflake.account import (
     drop,
     grant_future,
 )
-from topicberg_local.emulators.snowflake.integrations import list_problem
+from topicberg_local.emulators.snowflake.integrations import interval, list_problem
 from topicberg_local.emulators.snowflake.results import Rows
 from topicberg_local.emulators.snowflake.sql import (
     Name,
@@ -56,39 +56,21 @@ from topicberg_local.emulators.snowflake.sql import (
     choice,
     display,
     group,
-    integer,
     reference,
     text,
     texts,
 )
 from topicberg_local.emulators.store import Stored
 
-SYNC_SECONDS = (30, 86400)
-"""Shortest, which is the default too, and longest interval between two discoveries."""
-FLATTEN = "FLATTEN_NESTED_NAMESPACE"
-
-
-def _interval(stream: Stream, name: str) -> int:
-    seconds = integer(stream, name)
-    if not SYNC_SECONDS[0] <= seconds <= SYNC_SECONDS[1]:
-        raise errors.invalid_value(str(seconds), name)
-    return seconds
-
-
+NAMESPACES = "ALLOWED_NAMESPACES"
+"""The others, nested ones and blocked ones, are not emulated."""
 _CHANGEABLE: dict[str, Reader] = {
     "ALLOWED_WRITE_OPERATIONS": choice("NONE", "ALL"),
-    "SYNC_INTERVAL_SECONDS": _interval,
+    "SYNC_INTERVAL_SECONDS": interval,
 }
 _CATALOG = Spec(
     "LINKED_CATALOG",
-    {
-        "CATALOG": reference,
-        "ALLOWED_NAMESPACES": texts,
-        "BLOCKED_NAMESPACES": texts,
-        "NAMESPACE_MODE": choice("IGNORE_NESTED_NAMESPACE", FLATTEN),
-        "NAMESPACE_FLATTEN_DELIMITER": text,
-        **_CHANGEABLE,
-    },
+    {"CATALOG": reference, NAMESPACES: texts, **_CHANGEABLE},
     required=("CATALOG",),
 )
 _DATABASE = Spec(
@@ -108,12 +90,6 @@ def read_linked(stream: Stream, statement: Statement) -> None:
     properties = _DATABASE.read(stream, until=("WITH", "TAG"), commas=True)
     if stream.peek().kind != "end":
         raise errors.unsupported("tags and contacts of a catalog-linked database")
-    linked = properties["LINKED_CATALOG"]
-    delimiter = linked.get("NAMESPACE_FLATTEN_DELIMITER")
-    if linked.get("NAMESPACE_MODE") == FLATTEN and not delimiter:
-        raise errors.missing_options(["NAMESPACE_FLATTEN_DELIMITER"])
-    if delimiter is not None and any(c.isalpha() or c.isspace() for c in delimiter):
-        raise errors.invalid_value(delimiter, "NAMESPACE_FLATTEN_DELIMITER")
     statement.properties = properties
 
 
@@ -131,29 +107,23 @@ def alter_linked(stream: Stream, statement: Statement) -> None:
         if len(statement.properties) != 1:
             raise errors.invalid_request("UPDATE LINKED_CATALOG SET takes one property.")
         return
-    for action, preposition in (("ADD", "TO"), ("REMOVE", "FROM"), ("UNSET", "")):
+    for action, preposition in (("ADD", "TO"), ("REMOVE", "FROM")):
         if stream.take(action):
             statement.action = action
-            namespaces = texts(stream, action) if preposition else []
-            if preposition:
-                stream.expect(preposition)
-            kind = stream.word()
-            if kind not in ("ALLOWED_NAMESPACES", "BLOCKED_NAMESPACES"):
-                raise errors.invalid_value(kind, "LINKED_CATALOG")
-            statement.properties = {kind: namespaces}
+            statement.properties = {NAMESPACES: texts(stream, action)}
+            stream.expect(preposition, NAMESPACES)
             return
-    raise stream.unexpected()
+    raise errors.unsupported(f"UPDATE LINKED_CATALOG {stream.peek().value}")
 
 
 logger = logging.getLogger(__name__)
 
 _DEFAULTS: dict[str, Any] = {
-    "ALLOWED_NAMESPACES": [],
-    "BLOCKED_NAMESPACES": [],
+    NAMESPACES: [],
     "ALLOWED_WRITE_OPERATIONS": "ALL",
     "NAMESPACE_MODE": "IGNORE_NESTED_NAMESPACE",
     "NAMESPACE_FLATTEN_DELIMITER": None,
-    "SYNC_INTERVAL_SECONDS": SYNC_SECONDS[0],
+    "SYNC_INTERVAL_SECONDS": 30,
 }
 
 
@@ -193,10 +163,9 @@ def alter_database(account: Account, _context: Context, statement: Statement) ->
             case "SET":
                 catalog |= statement.properties
             case action:
-                ((kind, names),) = statement.properties.items()
-                before = [] if action == "UNSET" else catalog[kind]
-                others = [namespace for namespace in before if namespace not in names]
-                catalog[kind] = others + (names if action == "ADD" else [])
+                names = statement.properties[NAMESPACES]
+                others = [name for name in catalog[NAMESPACES] if name not in names]
+                catalog[NAMESPACES] = others + (names if action == "ADD" else [])
         if statement.action != "SUSPEND":
             database.properties["REQUESTED"] = time.time()
         account.store.put(database)
@@ -260,15 +229,8 @@ def _discover(account: Account, database: Stored, failures: list[dict[str, str]]
 
 def _namespaces(account: Account, integration: Stored, catalog: dict[str, Any]) -> list[str]:
     """Return the catalog's namespaces that the database follows. Glue nests none."""
-    blocked, allowed = catalog["BLOCKED_NAMESPACES"], catalog["ALLOWED_NAMESPACES"]
-    is_flattened = catalog["NAMESPACE_MODE"] == FLATTEN
-    namespaces = [
-        namespace
-        for namespace in account.sources.namespaces()
-        if namespace not in blocked
-        and (not allowed or namespace in allowed)
-        and not (is_flattened and catalog["NAMESPACE_FLATTEN_DELIMITER"] in namespace)
-    ]
+    allowed = catalog[NAMESPACES]
+    namespaces = [name for name in account.sources.namespaces() if not allowed or name in allowed]
     if problem := list_problem(account, integration, namespaces):
         raise errors.invalid_request(problem)
     return namespaces
@@ -328,10 +290,7 @@ def link_config(account: Account, _context: Context, name: Name) -> str:
     properties = _require(account, name).properties
     catalog = properties["LINKED_CATALOG"]
 
-    def listed(kind: str) -> list[str] | None:
-        return [f"'{namespace}'" for namespace in catalog[kind]] or None
-
-    fields = [name for name in _DEFAULTS if not name.endswith("_NAMESPACES")]
+    fields = [name for name in _DEFAULTS if name != NAMESPACES]
     return json.dumps(
         {
             "catalog_integration": properties["CATALOG"],
@@ -340,8 +299,8 @@ def link_config(account: Account, _context: Context, name: Name) -> str:
             **{name.lower(): catalog[name] for name in fields},
             "catalog_case_sensitivity": properties["CATALOG_CASE_SENSITIVITY"],
             "is_suspended": properties["SUSPENDED"],
-            "allowed_namespaces": listed("ALLOWED_NAMESPACES"),
-            "blocked_namespaces": listed("BLOCKED_NAMESPACES"),
+            "allowed_namespaces": [f"'{namespace}'" for namespace in catalog[NAMESPACES]] or None,
+            "blocked_namespaces": None,
         }
     )
 

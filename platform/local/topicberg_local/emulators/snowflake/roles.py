@@ -148,7 +148,7 @@ def parse_grant(stream: Stream) -> Statement | None:
     """GRANT and REVOKE of roles and of privileges; None when it is neither.
 
     ``properties`` has PRIVILEGES (empty: a role is granted), ON, OBJECT, TO (ROLE or USER),
-    GRANTEE and GRANT_OPTION; ``name`` is the role that is granted.
+    and GRANTEE; ``name`` is the role that is granted.
     """
     verb = stream.peek().value
     if not stream.take("GRANT") and not stream.take("REVOKE"):
@@ -156,7 +156,7 @@ def parse_grant(stream: Stream) -> Statement | None:
     statement = Statement(verb, "GRANT")
     if verb == "REVOKE" and stream.take("GRANT", "OPTION", "FOR"):
         raise errors.unsupported("REVOKE GRANT OPTION FOR")
-    properties: dict[str, Any] = {"PRIVILEGES": [], "ON": "", "OBJECT": (), "GRANT_OPTION": False}
+    properties: dict[str, Any] = {"PRIVILEGES": [], "ON": "", "OBJECT": ()}
     if stream.take("ROLE"):
         statement.name = stream.name()
     elif stream.at("DATABASE", "ROLE") or stream.at("OWNERSHIP"):
@@ -169,9 +169,7 @@ def parse_grant(stream: Stream) -> Statement | None:
         raise stream.unexpected()
     properties["TO"] = "USER" if to_user else "ROLE"
     properties["GRANTEE"] = stream.identifier()
-    if verb == "GRANT":
-        properties["GRANT_OPTION"] = stream.take("WITH", "GRANT", "OPTION")
-    else:
+    if verb == "REVOKE":
         stream.take("CASCADE") or stream.take("RESTRICT")
     statement.properties = properties
     return statement
@@ -306,7 +304,7 @@ def _grants(account: Account, context: Context, statement: Statement) -> list[St
         on, name, privileges = "ROLE", statement.name, ["USAGE"]
     thing = _require_object(account, context, on, name)
     common = {"ON": on, "OBJECT": list(thing), "TO": to, "GRANTEE": grantee}
-    common |= {"GRANT_OPTION": properties["GRANT_OPTION"], "GRANTED_BY": context.role}
+    common |= {"GRANTED_BY": context.role}
     return [
         Stored(GRANT, (to, grantee, privilege, on, *thing), {"PRIVILEGE": privilege, **common})
         for privilege in (granted.removesuffix(" PRIVILEGES") for granted in privileges)
@@ -372,7 +370,7 @@ def show_grants(account: Account, context: Context, statement: Statement) -> Row
             "name": lambda grant: f"{grant.properties['OBJECT'][0]}.<{kind(grant)}>",
             "grant_to": value_of("TO"),
             "grantee_name": value_of("GRANTEE"),
-            "grant_option": value_of("GRANT_OPTION"),
+            "grant_option": False,
         }
         return show(statement, future, coming)
     columns = {
@@ -381,7 +379,7 @@ def show_grants(account: Account, context: Context, statement: Statement) -> Row
         "granted_on": lambda grant: grant.properties["ON"].replace(" ", "_"),
         "name": lambda grant: display(tuple(grant.properties["OBJECT"])),
         **grantee,
-        "grant_option": value_of("GRANT_OPTION"),
+        "grant_option": False,
         **by,
     }
     return show(statement, [grant for grant in granted if grant not in future], columns)

@@ -42,8 +42,8 @@ from topicberg_local.emulators.snowflake.sql import (
 )
 from topicberg_local.emulators.store import Stored
 
-SET, UNSET = "SET TAG", "UNSET TAG"
-"""Verbs of statements."""
+SET = "SET TAG"
+"""Verb of a statement."""
 REFERENCE = "TAG REFERENCE"
 """What a tag is set on, with the value."""
 DOMAINS = {
@@ -69,35 +69,26 @@ TAG_KIND = Kind(TAG, parts=3, create=_create)
 
 
 def parse_alter(stream: Stream) -> Statement | None:
-    """ALTER … SET TAG and UNSET TAG; None: another statement."""
-    verb = next((verb for verb in (SET, UNSET) if _has(stream, verb)), None)
-    if verb is None or not stream.take("ALTER"):
+    """ALTER … SET TAG; None: another statement."""
+    start = stream.find("SET")
+    if start is None or stream.peek(start + 1).value != "TAG" or not stream.take("ALTER"):
         return None
     kinds = (*_IN_ALTER, *DOMAINS)
     kind = next((candidate for candidate in kinds if stream.take(*candidate.split())), None)
     if kind is None:  # the caller refuses it
         return None
     domain = _IN_ALTER.get(kind, kind)
-    statement = Statement(verb, DOMAINS[domain], if_exists=stream.take("IF", "EXISTS"))
+    statement = Statement(SET, DOMAINS[domain], if_exists=stream.take("IF", "EXISTS"))
     statement.name = stream.name(_PARTS.get(DOMAINS[domain], 1))
-    stream.expect(*verb.split())
+    stream.expect(*SET.split())
 
-    def read() -> tuple[Name, str | None]:
+    def read() -> tuple[Name, str]:
         tag = stream.name(3)
-        if verb == UNSET:
-            return tag, None
         stream.expect("=")
         return tag, stream.string()
 
     statement.properties = {"TAGS": stream.many(read)}
     return statement
-
-
-def _has(stream: Stream, verb: str) -> bool:
-    """Whether these words are next to each other in the statement."""
-    first, second = verb.split()
-    start = stream.find(first)
-    return start is not None and stream.peek(start + 1).value == second
 
 
 def drop_tag(account: Account, context: Context, statement: Statement) -> Rows:
@@ -109,7 +100,7 @@ def drop_tag(account: Account, context: Context, statement: Statement) -> Rows:
 
 
 def change_tags(account: Account, context: Context, statement: Statement) -> Rows:
-    """SET TAG and UNSET TAG; raises ProgrammingError: no such object or tag, or it may not be."""
+    """SET TAG; raises ProgrammingError: no such object or tag, or it may not be."""
     name = _object(account, context, statement.kind, statement.name)
     if name is None:
         if statement.if_exists:
@@ -120,12 +111,9 @@ def change_tags(account: Account, context: Context, statement: Statement) -> Row
             tag = resolve(given, context, statement.verb)
             allowed = account.require(TAG, tag).properties["ALLOWED_VALUES"]
             SessionRole(account, context).may_tag(statement.kind, name, tag)
-            key = (statement.kind, *name, *tag)
-            if value is None:
-                account.store.delete(REFERENCE, [key])
-                continue
             if len(value) > 256 or (allowed and value not in allowed):
                 raise invalid_request(f"Tag value '{value}' is not allowed for '{display(tag)}'.")
+            key = (statement.kind, *name, *tag)
             account.store.put(Stored(REFERENCE, key, {"VALUE": value}))
     return Rows.status(DONE)
 
