@@ -25,6 +25,7 @@ from topicberg.tableflow.service import control, wait
 from topicberg.tableflow.service.status import COUNTERS, TopicStatus
 from topicberg.tableflow.upsert.tombstones import missed
 from topicberg.tableflow.values.commit import committed
+from topicberg.tableflow.values.logs import log_number
 from topicberg.topics.deadletters import DEFAULT_TARGET
 from topicberg.topics.spec import Freshness, TopicSpec
 from topicberg.wording import count
@@ -364,10 +365,12 @@ def check_history(
             f"{remediation}",
         )
     read = committed(history, history.current_snapshot()).offsets if history else {}
+    number = log_number(topic)
 
     def lacks(snapshot: Snapshot) -> bool:
-        offsets = committed(topic, snapshot).offsets
-        return any(read.get(partition, 0) < offset for partition, offset in offsets.items())
+        state = committed(topic, snapshot)
+        is_later = any(read.get(p, 0) < offset for p, offset in state.offsets.items())
+        return state.log == number and is_later
 
     newest = summaries.checkpoint(topic)
     snapshots = summaries.ancestry(topic, newest) if newest is not None else ()

@@ -341,7 +341,7 @@ class Ingestor:
             end, max_bytes = plan.latest[error.partition], self.tables[0].max_bytes
             after = consumer.batch_end(self.endpoints, name, *place, end, max_bytes)
             for into in plan.tables:
-                skips.note_failing(into.table, place, error.message, after)
+                skips.note_failing(into.table, into.committed.log, place, error.message, after)
             raise BatchFailedError(f"topic {self.spec.name}: {error.message}") from None
         except ExhaustedError as error:
             is_certain = not isinstance(error, ProcessEndedError)

@@ -12,7 +12,8 @@ from pydantic import BaseModel, TypeAdapter
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
-from topicberg.iceberg.summaries import LOG, checkpoint, summary
+from topicberg.errors import TableflowError
+from topicberg.iceberg.summaries import LOG, TOPIC_ID, checkpoint, summary
 from topicberg.kafka.offsets import Offsets
 
 LOGS = "topicberg.logs"
@@ -34,7 +35,50 @@ class EndedLog(BaseModel):
     """Where the next log begins, and why."""
 
 
+OTHER_LOG = "topicberg.other-log"  # Table property: see :class:`OtherLog`.
+
+
+class OtherLog(BaseModel):
+    """Partitions whose log was not the one that the table holds, and since when (milliseconds)."""
+
+    at_ms: int
+    partitions: list[int]
+    reason: str
+
+    @classmethod
+    def load(cls, table: Table) -> OtherLog | None:
+        """Return what a table's properties say."""
+        text = table.properties.get(OTHER_LOG)
+        return cls.model_validate_json(text) if text else None
+
+
 _LIST = TypeAdapter(list[EndedLog])
+
+
+def go_on(topic: str) -> str:
+    """Return the hint for a table whose log is not the one that it was read from."""
+    return (
+        f"run `topicberg tableflow continue {topic}` to keep the table: it compares it with the "
+        "log that Kafka has now, shows what is lost or would repeat, and asks where to go on"
+    )
+
+
+def check_topic(topic: str, known: str | None, topic_id: str) -> None:
+    """:raises TableflowError: the topic is not the one whose records a table has, if it is known"""
+    if known is not None and known != topic_id:
+        raise TableflowError(
+            f"topic {topic} was deleted and recreated: the table holds topic id {known}, the "
+            f"broker has {topic_id}",
+            hint=go_on(topic),
+        )
+
+
+def check_log(topic: str, table: Table, topic_id: str) -> None:
+    """:raises TableflowError: the table was read from another topic, or another log of this one"""
+    snapshot, other = checkpoint(table), OtherLog.load(table)
+    check_topic(topic, summary(snapshot).get(TOPIC_ID) if snapshot else None, topic_id)
+    if other is not None:
+        raise TableflowError(f"topic {topic}: {other.reason}", hint=go_on(topic))
 
 
 def decisions(table: Table) -> list[EndedLog]:

@@ -1,0 +1,339 @@
+"""A table goes on with another log: nothing is lost or doubled that was not said before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replaced_logs import Site, site
+
+from topicberg.errors import CommitConflictError, SpecError
+from topicberg.kafka import consumer
+from topicberg.tableflow.service import continuing
+from topicberg.tableflow.service.log_check import OTHER_LOG
+from topicberg.tableflow.values.commit import committed
+from topicberg.tableflow.values.logs import ended_logs, log_number
+
+
+def in_log(one: Site, starts: dict[int, int] | None = None) -> Counter[str]:
+    """Return the values of the log, or those from some offsets on."""
+    return Counter(
+        (m.value() or b"").decode()
+        for p, log in one.topic.partitions.items()
+        for m in log[max((starts or {}).get(p, 0), one.topic.first(p)) :]
+        if not m.is_gone
+    )
+
+
+def continued(one: Site, since: str | None = None) -> continuing.Comparison:
+    """Suspend the topic, go on, and check that the table got what the log has from there on."""
+    assert one.turn() == "SUSPENDED"
+    assert "tableflow continue" in str(one.engine.report.status.error_message)
+    before = Counter(one.values())
+    compared = one.go_on(since)
+    assert one.turn() == "RUNNING", one.engine.report.status.error_message
+    if one.topic.spec.write_mode == "append":
+        assert Counter(one.values()) == before + in_log(one, one.starts)
+    return compared
+
+
+CHANGES: dict[str, Any] = {
+    "migration": lambda one: one.migrate(),
+    "migration with gaps": lambda one: one.migrate(gaps=1),
+    "migration of the newest records": lambda one: one.migrate(first=5),
+    "fail-over": lambda one: one.fail_over(),
+    "cut": lambda one: one.cut(0, 4),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_table_goes_on_exactly_once_with_records_that_are_proved(change: str) -> None:
+    with site() as one:
+        one.produce(0, 20)
+        one.produce(1, 9)
+        assert one.turn() == "RUNNING"
+        CHANGES[change](one)
+        one.produce(0, 7)
+        compared = continued(one)
+        assert compared.proposed is not None, [p.why for p in compared.positions]
+        assert one.values() == sorted(str(n) for n in range(1, 37))
+        table = one.table()
+        assert (log_number(table), OTHER_LOG in table.properties) == (1, False)
+        (ended,) = ended_logs(table)
+        assert (ended.topic_id, ended.ends, ended.log) == ("memory", {0: 20, 1: 9}, 0)
+        one.restart()
+        one.produce(1, 1)
+        assert one.turn() == "RUNNING"
+        assert log_number(table.refresh()) == 1
+        one.cut(1, 2)
+        one.produce(1, 3)
+        assert one.turn() == "SUSPENDED", "the next log is compared as well"
+
+
+def test_records_that_were_deleted_before_they_were_read_are_counted() -> None:
+    with site() as one:
+        one.produce(0, 5)
+        one.turn()
+        one.produce(0, 9)
+        one.topic.beginning[0] = 8
+        compared = continued(one)
+        assert compared.proposed == {0: 8, 1: 0}
+        assert compared.positions[0].why == "3 records after the table's end were deleted"
+
+
+def test_topic_that_was_created_again_asks_where_to_go_on() -> None:
+    with site() as one:
+        one.produce(0, 5)
+        one.turn()
+        one.replace_topic()
+        one.produce(0, 9)
+        compared = continued(one)
+        assert compared.proposed is None, "the former records are not in the log"
+        assert len(one.values()) == 14
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_other_number_of_partitions_goes_on(partitions: int) -> None:
+    with site() as one:
+        one.produce(0, 5)
+        one.produce(1, 4)
+        one.turn()
+        logs = {p: list(log) for p, log in one.topic.partitions.items()}
+        one.replace_topic({p: logs.get(p, []) for p in range(partitions)})
+        one.produce(partitions - 1, 3)
+        compared = continued(one)
+        assert (compared.proposed is None) == (partitions == 1), "what it had is lost"
+        assert committed(one.table()).offsets.keys() == set(range(partitions))
+
+
+@pytest.mark.parametrize("others", ["newer", "missing", "repeated"])
+def test_last_record_among_other_records_proves_nothing(others: str) -> None:
+    """Producers sent some of the records again, with their times."""
+    with site() as one:
+        one.produce(0, 20)
+        one.turn()
+        sent = list(one.topic.partitions[0])
+        if others == "newer":
+            one.produce(0, 1)
+            sent = [one.topic.partitions[0][-1], *sent]
+        elif others == "missing":
+            sent = sent[:12] + sent[15:]
+        else:
+            sent = [*sent, sent[-1]]
+        logs = {0: [replace(m, place=(0, n)) for n, m in enumerate(sent)], 1: []}
+        one.replace_topic(logs)
+        if others == "repeated":
+            logs[0].insert(0, replace(sent[0], is_gone=True))
+            logs[0][:] = [replace(m, place=(0, n)) for n, m in enumerate(logs[0])]
+        assert one.turn() == "SUSPENDED"
+        (position, _) = one.go_on("end").positions
+        assert not position.is_proved, position.why
+
+
+def test_log_of_other_records_under_the_same_topic_id_is_not_taken_for_a_cut_one() -> None:
+    with site() as one:
+        one.produce(0, 20)
+        one.turn()
+        one.topic.partitions[0].clear()
+        one.sent += 100
+        one.produce(0, 12)
+        one.elect(0)
+        one.produce(0, 12)
+        compared = continued(one)
+        assert compared.proposed is None, compared.positions[0].why
+        assert len(one.values()) == 44
+
+
+@pytest.mark.parametrize("text", ["0: 30\n1: 20\n", '{"0": 30, "1": 20}'])
+def test_chosen_offsets_lose_and_repeat_what_is_shown(text: str, tmp_path: Path) -> None:
+    with site() as one:
+        one.produce(0, 20)
+        one.produce(1, 9)
+        one.turn()
+        one.migrate(gaps=1)
+        one.produce(1, 4)
+        spec, endpoints = one.topic.spec, one.topic.endpoints
+        path = tmp_path / "offsets"
+        path.write_text(text)
+        compared = continuing.compare(spec, one.table(), endpoints, lambda _: None)
+        starts, _ = continuing.choose(spec, compared, endpoints, str(path)) or ({}, "")
+        rows = [*continuing.described(spec, compared, endpoints, starts)]
+        assert [row[4:6] for row in rows] == [("0", "10"), ("2", "0")]
+        continued(one, str(path))
+        assert len(one.values()) == 29 + 5 + 2
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", '{"0": 1}', '{"0": 99, "1": 0}', '{"0": -1, "1": 0}', "a text", "3: x"]
+)
+def test_offsets_that_the_log_does_not_have_are_refused(text: str, tmp_path: Path) -> None:
+    with site() as one:
+        one.produce(0, 3)
+        one.turn()
+        path = tmp_path / "offsets.json"
+        path.write_text(text)
+        compared = continuing.compare(
+            one.topic.spec, one.table(), one.topic.endpoints, lambda _: None
+        )
+        for since in (str(path), "soon"):
+            with pytest.raises(SpecError):
+                continuing.choose(one.topic.spec, compared, one.topic.endpoints, since)
+
+
+def test_time_begins_with_the_first_record_of_that_time() -> None:
+    with site() as one:
+        one.produce(0, 9)
+        one.turn()
+        one.replace_topic()
+        one.sent = 3_000
+        one.produce(0, 12)
+        continued(one, "2023-11-14T22:13:21.002")
+        assert one.starts == {0: 5, 1: 0}
+
+
+def test_record_is_searched_beyond_the_first_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer, "SEARCHED_OFFSETS", 2)
+    with site() as one:
+        for number in range(30):  # of one time
+            one.topic.produce(0, None, str(number).encode())
+        one.turn()
+        one.migrate(gaps=1)
+        assert continued(one).proposed == {0: 60, 1: 0}
+
+
+def test_decision_meets_a_commit_of_an_engine() -> None:
+    """An engine that runs beside sees all of it: its batch is refused, and planned again."""
+    with site() as one:
+        one.produce(0, 6)
+        one.turn()
+        one.produce(0, 3)
+        other = one.topic.interrupted(lambda: one.go_on("beginning"))
+        assert other.step().end_offsets == {0: 9, 1: 0}
+        assert Counter(one.values()) == Counter({str(n): 1 + (n < 7) for n in range(1, 10)})
+
+
+def test_decision_about_a_table_that_has_changed_is_refused() -> None:
+    with site() as one:
+        one.produce(0, 6)
+        one.turn()
+        spec, endpoints = one.topic.spec, one.topic.endpoints
+        table = one.table()
+        compared = continuing.compare(spec, table, endpoints, lambda _: None)
+        one.produce(0, 1)
+        one.turn()
+        with pytest.raises(CommitConflictError):
+            continuing.go_on(spec, table, endpoints, compared, {0: 0, 1: 0}, "")
+        compared = continuing.compare(spec, table, endpoints, lambda _: None)
+        one.replace_topic()
+        with pytest.raises(CommitConflictError):
+            continuing.go_on(spec, table, endpoints, compared, {0: 0, 1: 0}, "")
+        assert not log_number(table.refresh())
+
+
+def test_rollback_of_main_undoes_the_decision() -> None:
+    with site() as one:
+        one.produce(0, 6)
+        one.turn()
+        one.replace_topic()
+        one.produce(0, 4)
+        continued(one)
+        one.roll_back()
+        one.roll_back()
+        assert (len(one.values()), log_number(one.table())) == (6, 0)
+        continued(one)
+        table = one.table()
+        assert (len(one.values()), log_number(table)) == (10, 2), "no two logs have one number"
+        assert [each.log for each in ended_logs(table)] == [0]
+
+
+def test_request_to_skip_counts_for_its_log_only() -> None:
+    from topicberg.tableflow.values import skips
+
+    with site() as one:
+        one.produce(0, 3)
+        one.turn()
+        table, name = one.table(), one.topic.spec.name
+        one.produce(0, 2)
+        assert skips.request(table, one.topic.endpoints, name, (0, 4), "bad")
+        skips.note_failing(table, 0, (0, 4), "fails")
+        one.replace_topic()
+        one.produce(0, 6)
+        continued(one)
+        assert len(one.values()) == 9, "offset 4 is another record"
+        assert not skips.requested(table.refresh())
+        one.produce(0, 2)
+        assert skips.request(table, one.topic.endpoints, name, (0, 7), "bad")
+        assert one.turn() == "RUNNING"
+        assert len(one.values()) == 10
+
+
+partitions, few = st.sampled_from([0, 1]), st.integers(1, 5)
+STEPS = st.one_of(
+    *[st.tuples(st.just("produce"), partitions, few)] * 3,
+    *[st.tuples(st.just("turn"))] * 2,
+    st.tuples(st.just("migrate"), st.integers(0, 2), st.integers(0, 4)),
+    st.tuples(st.just("fail_over")),
+    st.tuples(st.just("replace_topic")),
+    st.tuples(st.just("cut"), partitions, few),
+    st.tuples(st.just("copy")),
+    st.tuples(st.just("put_back"), partitions),
+    st.tuples(st.just("restart")),
+)
+
+
+def play(write_mode: str, steps: list[tuple[Any, ...]], since: str | None) -> None:
+    """Whenever the topic is suspended, go on: the rows are what the log has from there on."""
+    with site(write_mode) as one:
+        for name, *arguments in [*steps, ("turn",), ("turn",)]:
+            phase = getattr(one, name)(*arguments)
+            if name != "turn":
+                continue
+            if phase == "SUSPENDED":
+                before = Counter(one.values())
+                compared = one.go_on(since)
+                at = {each.partition: each.at for each in compared.positions}
+                assert one.turn() == "RUNNING", one.engine.report.status.error_message
+                rows = Counter(one.values())
+                if write_mode == "append":
+                    assert rows == before + in_log(one, one.starts)
+                if compared.proposed is not None and since is None:
+                    assert one.starts == compared.proposed
+                    assert max(rows.values(), default=1) == 1, "nothing repeats that is proved"
+                if compared.proposed is not None and write_mode == "append":
+                    lost = sum(max(0, one.starts[p] - at[p]) for p in at)
+                    missing = in_log(one) - rows
+                    assert missing.total() <= lost
+            rows = Counter(one.values())
+            newest = {
+                (m.partition(), m.key()): m for log in one.topic.partitions.values() for m in log
+            }
+            if since is None and write_mode == "append":
+                assert in_log(one) <= rows
+            elif since is None:
+                assert {(m.value() or b"").decode() for m in newest.values()} <= rows.keys()
+
+
+@pytest.mark.parametrize("since", [None, "beginning", "end"])
+@pytest.mark.parametrize("write_mode", ["append", "upsert"])
+@settings(max_examples=3)
+@given(st.lists(STEPS, min_size=6, max_size=16))
+def test_random_replacements_lose_and_repeat_nothing_that_is_not_said(
+    write_mode: str, since: str | None, steps: list[tuple[Any, ...]]
+) -> None:
+    play(write_mode, steps, since)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("since", [None, "beginning", "end"])
+@pytest.mark.parametrize("write_mode", ["append", "upsert"])
+@settings(max_examples=100)
+@given(st.lists(STEPS, min_size=10, max_size=40))
+def test_100_random_replacements_lose_and_repeat_nothing_that_is_not_said(
+    write_mode: str, since: str | None, steps: list[tuple[Any, ...]]
+) -> None:
+    play(write_mode, steps, since)
