@@ -331,9 +331,9 @@ def test_random_replacements_lose_and_repeat_nothing_that_is_not_said(
 @pytest.mark.slow
 @pytest.mark.parametrize("since", [None, "beginning", "end"])
 @pytest.mark.parametrize("write_mode", ["append", "upsert"])
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.lists(STEPS, min_size=10, max_size=40))
-def test_100_random_replacements_lose_and_repeat_nothing_that_is_not_said(
+def test_60_random_replacements_lose_and_repeat_nothing_that_is_not_said(
     write_mode: str, since: str | None, steps: list[tuple[Any, ...]]
 ) -> None:
     play(write_mode, steps, since)

@@ -197,10 +197,11 @@ class _Search:
     def _of_cut(self, position: Position, at: int) -> Position:
         """Return the position in a log that was cut at an offset and has grown again."""
         p, first = position.partition, self.log.beginning[position.partition]
-        rows = {row for row in self._rows(p, at) if row[0] >= first}
-        there = rows.intersection(self._records(p, at))
-        # Former logs may have had other records at the same offsets.
-        if at > first and (not rows or dict(there).keys() != dict(rows).keys()):
+        log, rows = dict(self._records(p, at)), self._rows(p, at)
+        both = {offset for offset, _ in rows} & log.keys()
+        # Rows of former logs may have the same offsets.
+        is_other = both != {offset for offset, time_ms in rows if log.get(offset) == time_ms}
+        if is_other or not (both or (not log and at - first <= TAIL_RECORDS)):
             why = f"by leader epochs, it was cut at offset {at}, but the rows before do not show it"
             return replace(position, at=at, why=why)
         why = f"cut at offset {at}: it has not what the table has from there to {position.end}"
