@@ -412,9 +412,9 @@ def test_table_goes_on_with_other_logs_while_the_engine_runs(
 
     def goes_on(rows: list[int], *arguments: str) -> None:
         done = run("continue", name, "--yes", *arguments)
-        assert done.exit_code == 0, (done.output, done.exception)
+        assert done.exit_code == 0, f"{done.output} {done.exception}"
         wait_until(lambda: len(topic.rows("id")) == len(rows), PATIENCE_SECONDS)
-        assert [row["id"] for row in topic.rows("id")] == sorted(rows)
+        assert sorted(row["id"] for row in topic.rows("id")) == sorted(rows)
         wait_until(lambda: read_status(config, name).shown_phase == "RUNNING", PATIENCE_SECONDS)
 
     sent(0, 20)

@@ -33,11 +33,10 @@ def continue_table(
     compared = continuing.compare(spec, table, endpoints, lambda _: None)
     if compared.is_same and since is None:
         return compared, {}
-    chosen = continuing.choose(spec, compared, endpoints, since)
-    chosen = chosen or continuing.choose(spec, compared, endpoints, "beginning")
-    assert chosen is not None
-    continuing.go_on(spec, table, endpoints, compared, *chosen)
-    return compared, chosen[0]
+    starts, decision = continuing.choose(spec, compared, endpoints, since)
+    starts = dict(compared.log.beginning) if starts is None else starts
+    continuing.go_on(spec, table, endpoints, compared, starts, decision)
+    return compared, starts
 
 
 @dataclass

@@ -328,11 +328,10 @@ def continue_(
         if compared.is_same and since is None:
             echo(f"{name}: its log is the one that it was read from; there is nothing to decide")
             continue
-        chosen = continuing.choose(of_spec, compared, endpoints, since)
-        starts, decision = chosen or (None, "")
-        rows = continuing.described(of_spec, compared, endpoints, starts)
+        starts, decision = continuing.choose(of_spec, compared, endpoints, since)
+        rows = continuing.described(of_spec, compared, endpoints, starts or {})
         print_table(continuing.COLUMNS, rows, title=name)
-        warn(continuing.warnings(of_spec, each, compared, starts))
+        warn(continuing.warnings(of_spec, each, compared, starts or {}))
         if starts is None:
             raise SpecError(
                 f"topic {topic}: where its log goes on after the table's end cannot be proved",

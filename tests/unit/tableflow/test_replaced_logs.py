@@ -195,7 +195,10 @@ def test_idle_topic_is_compared_once_for_each_leader() -> None:
         assert one.topic.compared == compared + 2
 
 
-def test_log_that_is_put_back_while_a_batch_is_read_is_noticed_before_its_commit() -> None:
+@pytest.mark.parametrize("is_created_again", [False, True])
+def test_log_that_is_replaced_while_a_batch_is_read_is_noticed_before_its_commit(
+    is_created_again: bool,
+) -> None:
     with site() as one:
         one.produce(0, 6)
         one.copy()
@@ -206,7 +209,10 @@ def test_log_that_is_put_back_while_a_batch_is_read_is_noticed_before_its_commit
         ingest = one.topic.processes.ingest
 
         def put_back_first(*given: Any) -> Any:
-            if one.topic.epochs.get(0, 0) == 0:
+            if is_created_again and one.topic.topic_id == "memory":
+                one.replace_topic()
+                one.produce(0, 9)
+            elif not is_created_again and one.topic.epochs.get(0, 0) == 0:
                 one.put_back(0)
                 one.produce(0, 6)
             return ingest(*given)

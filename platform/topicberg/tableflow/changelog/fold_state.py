@@ -220,9 +220,7 @@ class FoldState(BaseModel):
         """Return changes that were left out, each after all rows that may be of a former log."""
         ends = self.ended
         return [
-            change.model_copy(
-                update={"offset": max(change.offset, ends.get(change.partition, 0) - 1)}
-            )
+            change.model_copy(update={"offset": max(change.offset, ends.get(change.partition, 0))})
             for change in lost
         ]
 

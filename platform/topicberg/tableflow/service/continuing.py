@@ -4,9 +4,6 @@ What is compared is the last record of each partition that the table has (:mod:`
 time and content, at its own offset and, by the time index, at others. That it is there does not
 prove that the log is a copy: other records may have been written before it. So the newest rows of
 the partition have to be there as well, and no record before it may be later than they are.
-
-The decision is one commit: an empty snapshot whose summary begins the next log
-(:mod:`topicberg.tableflow.values.logs`). A batch that was planned before it is refused.
 """
 
 from __future__ import annotations
@@ -15,9 +12,10 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 from pyiceberg.expressions import And, EqualTo, GreaterThanOrEqual, LessThan
@@ -25,7 +23,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation
 
 from topicberg.endpoints import Endpoints
-from topicberg.errors import CommitConflictError, SpecError
+from topicberg.errors import SpecError, TopicbergError
 from topicberg.errors.retry import retry
 from topicberg.formats.metadata import OFFSET, PARTITION
 from topicberg.iceberg import summaries
@@ -44,25 +42,18 @@ from topicberg.tableflow.values.commit import Committed, committed
 from topicberg.topics import TopicSpec
 from topicberg.wording import count, listed
 
+COLUMNS = ("partition", "table", "log", "goes on at", "lost", "repeats", "compared")
 ATTEMPTS = 10
 TAIL_ROWS, TAIL_RECORDS = 1_000, 5_000
 """Offsets of a partition whose rows are compared, and of its log at most."""
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """Where the log of a partition goes on after what the table has of it."""
 
-    partition: int
-    end: int | None
-    """The first offset of the former log that the table lacks; None: it has nothing of it."""
-    record: LastRecord | None
-    """The last one that the table has, if it is known."""
-    log: tuple[int, int] | None
-    """The first offset and the end of the log; None: it has no such partition."""
-    at: int = 0
+    at: int
     """The first offset that the table lacks; what it seems to be, if that is not proved."""
-    why: str = "the log has no such partition"
+    why: str
     is_proved: bool = False
     is_same: bool = False
     """Whether nothing is to be decided: the log is the one of before, without a gap."""
@@ -74,18 +65,24 @@ class Comparison:
 
     state: Committed
     log: kafka.TopicLog
-    positions: list[Position]
+    positions: dict[int, Position]
+
+    @property
+    def missing(self) -> list[int]:
+        """The partitions that the table has, and the topic has not."""
+        return sorted(self.state.offsets.keys() - self.log.end.keys())
 
     @property
     def is_same(self) -> bool:
         """Whether the table goes on by itself."""
-        return all(position.is_same for position in self.positions)
+        return not self.missing and all(each.is_same for each in self.positions.values())
 
     @property
     def proposed(self) -> Offsets | None:
         """Where the table goes on without a loss or a repetition; None: that cannot be proved."""
-        is_proved = all(position.is_proved for position in self.positions)
-        return {each.partition: each.at for each in self.positions} if is_proved else None
+        is_proved = all(each.is_proved for each in self.positions.values())
+        starts = {p: each.at for p, each in self.positions.items()}
+        return starts if is_proved and not self.missing else None
 
 
 def compare(
@@ -97,54 +94,49 @@ def compare(
     :raises TopicbergError: Kafka does not answer, or the topic does not exist
     """
     state, log = committed(table, table.current_snapshot()), kafka.topic_log(endpoints, spec.name)
-    other, is_same_topic = logs.OtherLog.load(table), state.topic_id in (None, log.topic_id)
-    doubted = {*other.partitions} if other else set[int]()
-    last = {p: record for p, record in state.last_records.items() if p in log.end}
+    is_same_topic = state.topic_id in (None, log.topic_id)
     # The epochs of another topic's leaders say nothing of these.
-    asked = last if is_same_topic else {p: r._replace(epoch=-1) for p, r in last.items()}
-    asked = {p: record for p, record in asked.items() if record.offset < log.end[p]}
-    there = consumer.find_records(endpoints, spec.name, asked, log.beginning)
-    positions, unknown = dict[int, Position](), dict[int, Position]()
-    for p in sorted(log.end.keys() | state.offsets.keys()):
-        end, record, its_log = state.offsets.get(p), last.get(p), None
-        if p in log.end:
-            its_log = log.beginning[p], log.end[p]
-        position = Position(p, end, record, its_log)
-        if its_log is None:
-            positions[p] = position
-        elif not end:
-            same = is_same_topic and its_log[0] == 0
-            why = "the table has nothing of it"
-            positions[p] = replace(position, at=its_log[0], why=why, is_proved=True, is_same=same)
-        elif is_same_topic and _is_same(position, there, doubted):
-            positions[p] = _of_same(position, end, there)
-        else:
-            unknown[p] = position
-    found = _Search(spec, table, endpoints, state, log, report).find(
-        unknown, there, same=is_same_topic
-    )
-    return Comparison(state, log, [each for _, each in sorted((positions | found).items())])
+    last = {
+        p: record if is_same_topic else record._replace(epoch=-1)
+        for p, record in state.last_records.items()
+        if p in log.end
+    }
+    near = {p: record for p, record in last.items() if record.offset < log.end[p]}
+    there = consumer.find_records(endpoints, spec.name, near, log.beginning)
+    other = logs.OtherLog.load(table)
+    positions = dict[int, Position]()
+    for p in log.end:
+        is_doubted = not is_same_topic or (other is not None and p in other.partitions)
+        known = _known(state, log, p, there, is_same_topic=is_same_topic, is_doubted=is_doubted)
+        if known is not None:
+            positions[p] = known
+    records = {p: last.get(p) for p in log.end if p not in positions}
+    found = _Search(spec, table, endpoints, state, log).find(records, there, report)
+    return Comparison(state, log, dict(sorted((positions | found).items())))
 
 
-def _is_same(position: Position, there: Mapping[int, LastRecord | None], doubted: set[int]) -> bool:
-    """Return whether a partition of the same topic has the log of before, as the engine judges."""
-    p, record, (_, end) = position.partition, position.record, position.log or (0, 0)
-    if (position.end or 0) > end:
-        return False
-    if record is not None and p in there:
-        other = there[p]
-        return other is not None and other.is_same(record)
-    return p not in doubted
-
-
-def _of_same(position: Position, end: int, there: Mapping[int, LastRecord | None]) -> Position:
-    first = position.log[0] if position.log else 0
-    why = "the table's last record is there"
+def _known(
+    state: Committed,
+    log: kafka.TopicLog,
+    p: int,
+    there: Mapping[int, LastRecord | None],
+    *,
+    is_same_topic: bool,
+    is_doubted: bool,
+) -> Position | None:
+    """Return the position in the log of before, as the engine judges; None: it is another log."""
+    end, first = state.offsets.get(p), log.beginning[p]
+    if not end:
+        return Position(first, "the table has nothing of it", True, is_same_topic and not first)
+    record, other = state.last_records.get(p), there.get(p)
+    if p in there and record is not None:
+        is_doubted = not (is_same_topic and other is not None and other.is_same(record))
+    if is_doubted or end > log.end[p]:
+        return None
+    why = "the table's last record is " + ("there" if other else "compacted or deleted")
     if end < first:
         why = f"{count(first - end, 'record')} after the table's end were deleted"
-    elif there.get(position.partition) is None:
-        why = "the same topic; the table's last record was compacted or deleted"
-    return replace(position, at=max(end, first), why=why, is_proved=True, is_same=end >= first)
+    return Position(max(end, first), why, True, end >= first)
 
 
 @dataclass(frozen=True)
@@ -154,111 +146,101 @@ class _Search:
     endpoints: Endpoints
     state: Committed
     log: kafka.TopicLog
-    report: Callable[[int], None]
 
     def find(
-        self, unknown: Mapping[int, Position], there: Mapping[int, LastRecord | None], *, same: bool
+        self,
+        last: Mapping[int, LastRecord | None],
+        there: Mapping[int, LastRecord | None],
+        report: Callable[[int], None],
     ) -> dict[int, Position]:
-        """Return where partitions go on whose log is another one."""
+        """Return where partitions with these last records go on, whose log is another one.
+
+        :param last: without leader epochs, if the topic is another one
+        """
         topic, log = self.spec.name, self.log
-        records = {p: each.record for p, each in unknown.items() if each.record is not None}
-        cut = {p: r for p, r in records.items() if same and r.epoch >= 0}
-        ends = consumer.common_ends(self.endpoints, topic, cut, log.beginning) if cut else {}
-        own = {
+        records = {p: record for p, record in last.items() if record is not None}
+        cut = {p: record for p, record in records.items() if record.epoch >= 0}
+        ends = consumer.common_ends(self.endpoints, topic, cut, log.beginning)
+        copies = {
             p: [record.offset]
             for p, record in records.items()
-            if p not in ends and (other := there.get(p)) is not None and other.is_copy(record)
+            if p not in cut and (other := there.get(p)) is not None and other.is_copy(record)
         }
-        left = {p: record for p, record in records.items() if p not in {*ends, *own}}
-        copies = consumer.find_copies(self.endpoints, topic, left, log, self.report) | own
-        later = self._later({p: record.time_ms for p, record in records.items()})
-        found = dict[int, Position]()
-        for p, position in unknown.items():
-            if p in ends:
-                found[p] = self._of_cut(position, ends[p])
-            elif (offsets := copies.get(p)) is None:
-                why = "the table's last record is not known"
-                found[p] = replace(position, at=log.end[p], why=why)
-            elif len(offsets) == 1:
-                found[p] = self._of_copy(position, offsets[0])
-            else:
-                why = "the table's last record is not in the log"
-                if offsets:
-                    why = f"it is at the offsets {listed([*map(str, offsets)], 3)}"
-                found[p] = replace(position, at=later[p], why=why)
+        left = {p: r for p, r in records.items() if p not in ends and p not in copies}
+        copies |= consumer.find_copies(self.endpoints, topic, left, log, report)
+        found = {p: Position(self.log.end[p], "its last record is not known") for p in last}
+        found |= {p: self._of_cut(p, end) for p, end in ends.items()}
+        for p, offsets in copies.items():
+            if len(offsets) == 1:
+                found[p] = self._of_copy(p, records[p], offsets[0])
+                continue
+            places = f"at the offsets {listed([*map(str, offsets)], 3)}"
+            why = f"the table's last record is {places if offsets else 'not in the log'}"
+            found[p] = Position(self._after(p, records[p].time_ms), why)
         return found
 
-    def _later(self, times: Mapping[int, int]) -> Offsets:
-        """Return the first offset after a time, of each partition."""
-        after = {p: max(0, time_ms + 1) for p, time_ms in times.items()}
-        at = kafka.offsets_at(self.endpoints, self.spec.name, after)
-        return {p: self.log.end[p] if offset < 0 else offset for p, offset in at.items()}
+    def _after(self, p: int, time_ms: int) -> int:
+        """Return the first offset after a time."""
+        at = kafka.offsets_at(self.endpoints, self.spec.name, {p: max(0, time_ms + 1)})[p]
+        return self.log.end[p] if at < 0 else at
 
-    def _of_cut(self, position: Position, at: int) -> Position:
+    def _of_cut(self, p: int, at: int) -> Position:
         """Return the position in a log that was cut at an offset and has grown again."""
-        p, first = position.partition, self.log.beginning[position.partition]
         log, rows = dict(self._records(p, at)), self._rows(p, at)
         both = {offset for offset, _ in rows} & log.keys()
         # Rows of former logs may have the same offsets.
         is_other = both != {offset for offset, time_ms in rows if log.get(offset) == time_ms}
-        if is_other or not (both or (not log and at - first <= TAIL_RECORDS)):
-            why = f"by leader epochs, it was cut at offset {at}, but the rows before do not show it"
-            return replace(position, at=at, why=why)
-        why = f"cut at offset {at}: it has not what the table has from there to {position.end}"
-        return replace(position, at=at, why=why, is_proved=True)
+        if is_other or not (both or (not log and at - self.log.beginning[p] <= TAIL_RECORDS)):
+            why = "it was cut there by leader epochs, but the rows before do not show it"
+            return Position(at, why)
+        end = self.state.offsets[p]
+        return Position(at, f"cut there: it lacks what the table has from {at} to {end}", True)
 
-    def _of_copy(self, position: Position, offset: int) -> Position:
+    def _of_copy(self, p: int, record: LastRecord, offset: int) -> Position:
         """Return the position after the only copy of the table's last record."""
-        p, record = position.partition, position.record
-        assert record is not None  # noqa: S101  it was found
-        position = replace(position, at=offset + 1)
         why = f"the table's last record is at offset {offset}"
         times = Counter(time_ms for _, time_ms in self._rows(p, record.offset + 1))
         if self.state.log:  # of former logs, other rows may have these times
             times = Counter({*times})
-        newest = max([record.time_ms, *times])
-        if (other := self._later({p: newest})[p]) <= offset:
-            return replace(position, why=f"{why}, but later ones before it, as at {other}")
-        log = [time_ms for _, time_ms in self._records(p, offset + 1)]
-        if any(time_ms > log[0] for time_ms in times - Counter(log)):
-            return replace(position, why=f"{why}, but not all records of the rows before it")
-        return replace(position, why=why, is_proved=True)
+        newest, log = max([record.time_ms, *times]), self._records(p, offset + 1)
+        # What is there may be the marker of a transaction.
+        later = self._records(p, min(self._after(p, newest) + TAIL_RECORDS, offset + 1))
+        if others := [place for place, time_ms in (*later, *log) if time_ms > newest]:
+            return Position(offset + 1, f"{why}, but later ones before it, as at {others[0]}")
+        missing = times - Counter(time_ms for _, time_ms in log)
+        if any(time_ms > log[0][1] for time_ms in missing):
+            return Position(offset + 1, f"{why}, but not all records of the rows before it")
+        return Position(offset + 1, why, True)
 
-    def _records(self, partition: int, end: int) -> list[tuple[int, int]]:
+    def _records(self, p: int, end: int) -> list[tuple[int, int]]:
         """Return offset and time of the last records before an offset."""
-        ranges = {partition: (max(self.log.beginning[partition], end - TAIL_RECORDS), end)}
+        ranges = {p: (max(self.log.beginning[p], end - TAIL_RECORDS), end)}
         read = consumer.messages(self.endpoints, self.spec.name, ranges)
         return [(message.offset() or 0, message.timestamp()[1]) for message in read]
 
-    def _rows(self, partition: int, end: int) -> list[tuple[int, int]]:
+    def _rows(self, p: int, end: int) -> list[tuple[int, int]]:
         """Return offset and time of the table's rows of the last records before an offset."""
         names = [self.spec.metadata_column(name) for name in (PARTITION, OFFSET, "timestamp")]
-        first = GreaterThanOrEqual(names[1], max(0, end - TAIL_ROWS))
-        rows = self.table.scan(
-            And(EqualTo(names[0], partition), first, LessThan(names[1], end)), tuple(names)
-        )
-        offsets, times = rows.to_arrow().select(names[1:]).drop_null().columns
-        micros = times.cast("int64").to_pylist()
-        return [*zip(offsets.to_pylist(), (time_us // 1_000 for time_us in micros), strict=True)]
+        near = GreaterThanOrEqual(names[1], max(0, end - TAIL_ROWS)), LessThan(names[1], end)
+        rows = self.table.scan(And(EqualTo(names[0], p), *near), tuple(names)).to_arrow()
+        offsets, times = rows.select(names[1:]).drop_null().columns
+        milliseconds = (micros // 1_000 for micros in times.cast("int64").to_pylist())
+        return [*zip(offsets.to_pylist(), milliseconds, strict=True)]
 
 
 def choose(
     spec: TopicSpec, comparison: Comparison, endpoints: Endpoints, since: str | None
-) -> tuple[Offsets, str] | None:
+) -> tuple[Offsets | None, str]:
     """Return where the table goes on, and what that is; None: a user has to say it.
 
     :param since: ``beginning``, ``end``, a time, or a file with offsets; None: what is proposed
     :raises SpecError: it is none of these, or the log has no such offset
     """
     log = comparison.log
-    match since:
-        case None:
-            proposed = comparison.proposed
-            return (proposed, "after the table's last records") if proposed is not None else None
-        case "beginning":
-            return dict(log.beginning), "from the beginning of the log"
-        case "end":
-            return dict(log.end), "from the end of the log"
+    if since is None:
+        return comparison.proposed, "after the table's last records"
+    if since in ("beginning", "end"):
+        return dict(getattr(log, since)), f"from the {since} of the log"
     if (path := Path(since)).is_file():
         return _of_file(path, log), f"from the offsets in {path.name}"
     try:
@@ -269,32 +251,25 @@ def choose(
             hint="give `beginning`, `end`, a time such as 2026-01-31T12:00:05Z, or a YAML or JSON "
             "file that has the first offset of each partition",
         ) from None
-    moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+    moment = moment.replace(tzinfo=moment.tzinfo or UTC)
     at = kafka.offsets_at(endpoints, spec.name, max(0, int(moment.timestamp() * 1000)))
     starts = {p: end if at.get(p, -1) < 0 else at[p] for p, end in log.end.items()}
-    return starts, f"from {moment.astimezone(UTC).isoformat()} on"
+    return starts, f"from {moment.isoformat()} on"
 
 
 def _of_file(path: Path, log: kafka.TopicLog) -> Offsets:
     try:
         offsets = parse_offsets(json.dumps(yaml.safe_load(path.read_text())))
-    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError):
+        offsets = {}
+    known = {p: (log.beginning[p], end) for p, end in log.end.items()}
+    wrong = sorted(p for p, (first, end) in known.items() if not first <= offsets.get(p, -1) <= end)
+    if wrong or offsets.keys() != known.keys():
+        ranges = [f"{p}: {first} to {end}" for p, (first, end) in known.items()]
         raise SpecError(
-            f"{path}: it does not have an offset for each partition",
-            hint='write it as YAML or JSON, such as {"0": 1200, "1": 1185}',
-        ) from error
-    if offsets.keys() != log.end.keys():
-        raise SpecError(
-            f"{path} has the partitions {sorted(offsets)}, the topic has {sorted(log.end)}",
-            hint="give the offset of each partition of the topic",
+            f"{path} does not have an offset of the log for each partition",
+            hint=f"write them as YAML or JSON; the log has {listed(ranges, 5)}",
         )
-    for p, offset in sorted(offsets.items()):
-        if not log.beginning[p] <= offset <= log.end[p]:
-            raise SpecError(
-                f"{path}: offset {offset} of partition {p} is not in the log, which has "
-                f"{log.beginning[p]} to {log.end[p]}",
-                hint="give an offset of the log, or its end",
-            )
     return offsets
 
 
@@ -306,11 +281,11 @@ def go_on(
     starts: Offsets,
     decision: str,
 ) -> None:
-    """Let a table go on with another log, in one commit.
+    """Let a table go on with another log, in one commit: an empty snapshot that begins that log.
 
-    :raises CommitConflictError: the table or the log has changed since the comparison
+    :raises TopicbergError: the table or the log has changed since the comparison
     """
-    changed = CommitConflictError(
+    changed = TopicbergError(
         f"topic {spec.name}: its table or its log has changed since they were compared",
         hint="run the command again; nothing was changed",
     )
@@ -319,9 +294,8 @@ def go_on(
         state = committed(table.refresh(), table.current_snapshot())
         now, before = kafka.topic_log(endpoints, spec.name), comparison.log
         is_there = all(now.beginning.get(p, offset + 1) <= offset for p, offset in starts.items())
-        if state != comparison.state or now.end.keys() != starts.keys() or not is_there:
-            raise changed
-        if (now.topic_id, now.epochs) != (before.topic_id, before.epochs):
+        is_same_log = (now.topic_id, now.epochs) == (before.topic_id, before.epochs)
+        if state != comparison.state or not is_there or not is_same_log:
             raise changed
         last = consumer.last_before(endpoints, spec.name, starts, now.beginning)
         _commit(spec, table, comparison, starts, decision, last)
@@ -338,96 +312,75 @@ def _commit(
     last: LastRecords,
 ) -> None:
     state, known, now_ms = comparison.state, logs.decisions(table), int(time.time() * 1000)
-    head, newest = table.current_snapshot(), summaries.checkpoint(table)
-    number = len(known) + 1
-    ended = logs.EndedLog(
-        log=state.log,
-        topic_id=state.topic_id,
-        ends=state.offsets,
-        at_ms=now_ms,
-        by=skips.current_user(),
-        decision=decision,
-    )
-    own = summaries.summary(newest).items() if newest else ()
-    of_batch = (HOURS, STATE)
-    noted = {k: v for k, v in own if k.startswith(summaries.OWN) and k not in of_batch} | {
-        summaries.LOG: str(number),
-        summaries.TOPIC_ID: comparison.log.topic_id,
-        summaries.END_OFFSETS: dump_offsets(starts),
-        summaries.LAST_RECORDS: dump_last_records(last, starts),
+    head, newest, number = table.current_snapshot(), summaries.checkpoint(table), len(known) + 1
+    place = {"log": state.log, "topic_id": state.topic_id, "ends": state.offsets}
+    ended = logs.EndedLog(**place, at_ms=now_ms, by=skips.current_user(), decision=decision)
+    changed = {logs.LOGS: logs.dump([*known, ended])}
+    noted = {
+        key: value
+        for key, value in (summaries.summary(newest) if newest else {}).items()
+        if key.startswith(summaries.OWN) and key not in (HOURS, STATE)
     }
     if summaries.CURRENT_AT_MS in noted:  # how old the table is does not depend on its log
         noted |= DeleteWatch(lambda: None, table, state, now_ms).noted({})
-    changed = {logs.LOGS: logs.dump([*known, ended])}
     if STATE in table.properties:
+        is_proved = comparison.proposed == starts
         fold = FoldState.of(table, head).continued(
-            number, state.offsets, starts, is_proved=comparison.proposed == starts
+            number, state.offsets, starts, is_proved=is_proved
         )
-        noted, changed = noted | fold.noted(), {**changed, STATE: fold.model_dump_json()}
-    failing = [key for key in table.properties if key.startswith(skips.FAILING)]
+        noted |= fold.noted()
+        changed[STATE] = fold.model_dump_json()
+    noted[summaries.LOG], noted[summaries.TOPIC_ID] = str(number), comparison.log.topic_id
+    noted[summaries.END_OFFSETS] = dump_offsets(starts)
+    noted[summaries.LAST_RECORDS] = dump_last_records(last, starts)
     change = SnapshotChange(table, Operation.APPEND, properties=noted)
     change.time = spec.event_time
-    tag = set_ref(summaries.CHECKPOINT_TAG, change.snapshot_id)
+    failing = [key for key in table.properties if key.startswith(skips.FAILING)]
     dropped = [logs.OTHER_LOG, CURRENT_OFFSETS, summaries.CURRENT_AT_MS, *failing]
-    change.commit(changed, dropped, [tag])
-
-
-COLUMNS = ("partition", "table", "log", "goes on at", "lost", "repeats", "compared")
+    change.commit(changed, dropped, [set_ref(summaries.CHECKPOINT_TAG, change.snapshot_id)])
 
 
 def described(
-    spec: TopicSpec, comparison: Comparison, endpoints: Endpoints, starts: Offsets | None
+    spec: TopicSpec, comparison: Comparison, endpoints: Endpoints, starts: Offsets
 ) -> Iterator[tuple[str, ...]]:
-    """Yield what :data:`COLUMNS` has of each partition.
-
-    :param starts: where the table goes on; None: not known yet
-    """
-    starts = starts or {}
+    """Yield what :data:`COLUMNS` has of each partition; ``starts``: if they are chosen."""
+    state, log = comparison.state, comparison.log
     times = consumer.first_times(endpoints, spec.name, starts)
-    for each in comparison.positions:
-        p, about = each.partition, "" if each.is_proved else "about "
-        start, log = (
-            starts.get(p),
-            "none" if each.log is None else f"{each.log[0]} to {each.log[1]}",
-        )
-        there = "nothing" if not each.end else f"to {each.end}"
-        if each.record is not None:
-            there = f"{there}, {shown_time(each.record.time_ms)}"
-        counts = ("", "", "")
+    for p, each in comparison.positions.items():
+        record, start = state.last_records.get(p), starts.get(p)
+        table = [f"to {state.offsets.get(p, 0)}", *([shown_time(record.time_ms)] if record else ())]
+        counts = ["", "", ""]
         if start is not None:
-            place = f"{start}, {shown_time(times[p])}" if p in times else f"{start}"
-            lost, repeats = max(0, start - each.at), max(0, each.at - start)
-            counts = (place, *(f"{about if n else ''}{n:,}" for n in (lost, repeats)))
-        yield str(p), there, log, *counts, each.why
+            counts[0] = ", ".join([str(start), *([shown_time(times[p])] if p in times else ())])
+            changes = max(0, start - each.at), max(0, each.at - start)
+            about = "" if each.is_proved else "about "
+            counts[1:] = [f"{about}{number:,}" for number in changes]
+        yield str(p), ", ".join(table), f"{log.beginning[p]} to {log.end[p]}", *counts, each.why
 
 
 def warnings(
-    spec: TopicSpec, table: Table, comparison: Comparison, starts: Offsets | None
+    spec: TopicSpec, table: Table, comparison: Comparison, starts: Offsets
 ) -> Iterator[str]:
-    """Yield what the counts do not show; see :func:`described`."""
-    missing = [str(each.partition) for each in comparison.positions if each.log is None]
+    """Yield what the counts of :func:`described` do not show."""
+    positions, missing = comparison.positions, [*map(str, comparison.missing)]
     if missing:
-        yield (
-            f"Kafka does not have the partitions {listed(missing, 5)}: what they had after the "
-            "table's end cannot be read"
-        )
-    if not comparison.is_same and comparison.proposed is None:
+        yield f"the topic lacks the partitions {listed(missing, 5)}: what they had later is lost"
+    if comparison.proposed is None:
         yield (
             "that the log goes on after the table's end is not proved: records that the former "
-            "log had after it may be missing, and counts are by time or offset"
+            "log had after it may be lost, and counts are by time or offset"
         )
-    forgotten = any(key.startswith("topicberg.forgotten.") for key in table.properties)
-    if forgotten and starts != comparison.proposed:
-        yield "records that repeat may be of keys that were forgotten: forget these keys again"
-    is_moved = len(comparison.log.end) != len(comparison.state.offsets)
-    if spec.write_mode == "append":
-        if starts and any(starts.get(p.partition, p.at) < p.at for p in comparison.positions):
-            yield "a record that repeats is another row"
-        return
-    yield "rows of keys that the log does not have stay"
-    if is_moved and spec.changelog is None and not spec.key.has_schema:
+    if spec.write_mode == "upsert":
+        yield "rows of keys that the log does not have stay"
+    is_moved = bool(missing) or len(positions) > len(comparison.state.offsets)
+    if is_moved and spec.write_mode == "upsert" and not (spec.changelog or spec.key.has_schema):
         yield (
-            "the number of partitions is another one, and a key has a row in each partition where "
-            f"it was: run `topicberg tableflow reread {spec.name}` once the table has read all, to "
-            "delete the rows of keys that the log does not have there"
+            "a key has a row in each partition where it was: run `topicberg tableflow reread "
+            f"{spec.name}` once the table has read all, to delete those that the topic lacks"
         )
+    if starts and all(start >= positions[p].at for p, start in starts.items()):
+        return
+    if spec.write_mode == "append":
+        yield "a record that repeats is another row"
+    if any(key.startswith("topicberg.forgotten.") for key in table.properties):
+        yield "records that repeat may be of keys that were forgotten: forget these keys again"
