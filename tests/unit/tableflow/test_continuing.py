@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from format_versions import overwrite
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replaced_logs import Site, continue_table, site
 
+from topicberg.checks.topic import lag_of
 from topicberg.errors import SpecError, TableflowError, TopicbergError
+from topicberg.iceberg.files import live_files
 from topicberg.kafka import consumer
 from topicberg.tableflow.changelog.fold_state import FoldState, Lost, LostChanges
+from topicberg.tableflow.erasure.catch_up import CatchUp
 from topicberg.tableflow.service import continuing
 from topicberg.tableflow.service.history import find_history, ingest_history
-from topicberg.tableflow.service.log_check import OTHER_LOG
+from topicberg.tableflow.service.wait import noted_offsets, wait_for
+from topicberg.tableflow.table.reread import reread
 from topicberg.tableflow.values.commit import committed
-from topicberg.tableflow.values.logs import ended_logs, log_number
+from topicberg.tableflow.values.logs import OTHER_LOG, ended_logs, log_number
 
 
 def in_log(one: Site, starts: dict[int, int] | None = None) -> Counter[str]:
@@ -293,6 +300,41 @@ def test_history_of_a_topic_goes_on_after_its_own_table() -> None:
         assert sorted(history.scan().to_arrow()["value"].to_pylist()) == sorted(
             map(str, range(1, 12))
         )
+
+
+def test_rows_that_another_writer_lost_are_noticed_though_their_offsets_are_lower() -> None:
+    with site() as one:
+        one.produce(0, 9)
+        one.turn()
+        one.replace_topic()
+        one.produce(0, 2)
+        continued(one)
+        before = one.table().scan().to_arrow()
+        one.produce(0, 2)
+        assert one.turn() == "RUNNING"
+        overwrite(one.table(), before, live_files(one.table()))
+        one.produce(0, 1)
+        assert one.turn() == "SUSPENDED"
+        assert "lost 2 rows" in str(one.engine.report.status.error_message)
+
+
+def test_table_of_another_log_holds_nothing_of_the_topic() -> None:
+    """So its lag is all of the topic, nothing waits in vain, and no key is erased too early."""
+    with site("upsert") as one:
+        one.produce(0, 9)
+        one.turn()
+        one.replace_topic()
+        one.produce(0, 4)
+        table, spec, endpoints = one.table(), one.topic.spec, one.topic.endpoints
+        assert lag_of(table, spec, endpoints) == 4
+        assert not wait_for(table, {0: 4}, 0, offsets_of=partial(noted_offsets, topic_id="memory+"))
+        target: Any = SimpleNamespace(topic=spec.name, name="", identifier=table.name())
+        (uncovered,) = CatchUp(spec, [target], endpoints, one.topic.config).unread()
+        assert uncovered.first == {0: 0}
+        with pytest.raises(TableflowError, match="deleted and recreated"):
+            reread(spec, table, endpoints, one.topic.config)
+        continued(one)
+        assert lag_of(table.refresh(), spec, endpoints) == 0
 
 
 @pytest.mark.parametrize("offset", [2, 40])

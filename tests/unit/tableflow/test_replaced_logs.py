@@ -15,8 +15,9 @@ from topicberg.kafka.consumer import find_records
 from topicberg.kafka.last_records import LastRecord, dump_last_records, parse_last_records
 from topicberg.kafka.offsets import Offsets
 from topicberg.kafka.topics import TopicLog
-from topicberg.tableflow.service.log_check import OTHER_LOG, LogCheck
+from topicberg.tableflow.service.log_check import LogCheck
 from topicberg.tableflow.values.commit import committed
+from topicberg.tableflow.values.logs import OTHER_LOG
 
 records = st.builds(
     LastRecord,

@@ -221,8 +221,12 @@ class _Search:
     def _rows(self, p: int, end: int) -> list[tuple[int, int]]:
         """Return offset and time of the table's rows of the last records before an offset."""
         names = [self.spec.metadata_column(name) for name in (PARTITION, OFFSET, "timestamp")]
-        near = GreaterThanOrEqual(names[1], max(0, end - TAIL_ROWS)), LessThan(names[1], end)
-        rows = self.table.scan(And(EqualTo(names[0], p), *near), tuple(names)).to_arrow()
+        near = And(
+            EqualTo(term=names[0], value=p),
+            GreaterThanOrEqual(term=names[1], value=max(0, end - TAIL_ROWS)),
+            LessThan(term=names[1], value=end),
+        )
+        rows = self.table.scan(near, tuple(names)).to_arrow()
         offsets, times = rows.select(names[1:]).drop_null().columns
         milliseconds = (micros // 1_000 for micros in times.cast("int64").to_pylist())
         return [*zip(offsets.to_pylist(), milliseconds, strict=True)]
