@@ -457,7 +457,8 @@ def test_table_goes_on_with_other_logs_while_the_engine_runs(
     assert run("disable", name).exit_code == 0
     topic.send(ORDER, [{"id": 30 + i, "note": "x"} for i in range(4)], partition=0)
     last = TopicPartition(name, 0, kafka.end_offsets(endpoints, name)[0] - 1)
-    endpoints.kafka_admin().delete_records([last])[last].result(30)
+    admin = kafka.admin_client(endpoints, writes=True)  # which has to live until it has answered
+    admin.delete_records([last])[last].result(30)
     assert run("enable", name).exit_code == 0
     is_suspended("3 records were deleted before they were read")
     goes_on([*[*range(20)] * 2, *range(20, 30), 33])
