@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,7 +32,7 @@ from topicberg.iceberg.commits import set_ref
 from topicberg.iceberg.hours import SUMMARY as HOURS
 from topicberg.kafka import consumer
 from topicberg.kafka import topics as kafka
-from topicberg.kafka.last_records import LastRecord, LastRecords, dump_last_records
+from topicberg.kafka.last_records import LastRecord, dump_last_records
 from topicberg.kafka.offsets import Offsets, dump_offsets, parse_offsets
 from topicberg.tableflow.changelog.fold_state import STATE, FoldState
 from topicberg.tableflow.service.log_check import shown_time
@@ -94,49 +94,7 @@ def compare(
     :raises TopicbergError: Kafka does not answer, or the topic does not exist
     """
     state, log = committed(table, table.current_snapshot()), kafka.topic_log(endpoints, spec.name)
-    is_same_topic = state.topic_id in (None, log.topic_id)
-    # The epochs of another topic's leaders say nothing of these.
-    last = {
-        p: record if is_same_topic else record._replace(epoch=-1)
-        for p, record in state.last_records.items()
-        if p in log.end
-    }
-    near = {p: record for p, record in last.items() if record.offset < log.end[p]}
-    there = consumer.find_records(endpoints, spec.name, near, log.beginning)
-    other = logs.OtherLog.load(table)
-    positions = dict[int, Position]()
-    for p in log.end:
-        is_doubted = not is_same_topic or (other is not None and p in other.partitions)
-        known = _known(state, log, p, there, is_same_topic=is_same_topic, is_doubted=is_doubted)
-        if known is not None:
-            positions[p] = known
-    records = {p: last.get(p) for p in log.end if p not in positions}
-    found = _Search(spec, table, endpoints, state, log).find(records, there, report)
-    return Comparison(state, log, dict(sorted((positions | found).items())))
-
-
-def _known(
-    state: Committed,
-    log: kafka.TopicLog,
-    p: int,
-    there: Mapping[int, LastRecord | None],
-    *,
-    is_same_topic: bool,
-    is_doubted: bool,
-) -> Position | None:
-    """Return the position in the log of before, as the engine judges; None: it is another log."""
-    end, first = state.offsets.get(p), log.beginning[p]
-    if not end:
-        return Position(first, "the table has nothing of it", True, is_same_topic and not first)
-    record, other = state.last_records.get(p), there.get(p)
-    if p in there and record is not None:
-        is_doubted = not (is_same_topic and other is not None and other.is_same(record))
-    if is_doubted or end > log.end[p]:
-        return None
-    why = "the table's last record is " + ("there" if other else "compacted or deleted")
-    if end < first:
-        why = f"{count(first - end, 'record')} after the table's end were deleted"
-    return Position(max(end, first), why, True, end >= first)
+    return Comparison(state, log, _Search(spec, table, endpoints, state, log).find(report))
 
 
 @dataclass(frozen=True)
@@ -147,37 +105,56 @@ class _Search:
     state: Committed
     log: kafka.TopicLog
 
-    def find(
-        self,
-        last: Mapping[int, LastRecord | None],
-        there: Mapping[int, LastRecord | None],
-        report: Callable[[int], None],
-    ) -> dict[int, Position]:
-        """Return where partitions with these last records go on, whose log is another one.
-
-        :param last: without leader epochs, if the topic is another one
-        """
-        topic, log = self.spec.name, self.log
-        records = {p: record for p, record in last.items() if record is not None}
-        cut = {p: record for p, record in records.items() if record.epoch >= 0}
-        ends = consumer.common_ends(self.endpoints, topic, cut, log.beginning)
+    def find(self, report: Callable[[int], None]) -> dict[int, Position]:
+        """Return the position of each partition that the topic has."""
+        topic, log, where = self.spec.name, self.log, self.endpoints
+        # The epochs of another topic's leaders say nothing of these.
+        last = {
+            p: record if self._is_same_topic else record._replace(epoch=-1)
+            for p, record in self.state.last_records.items()
+            if p in log.end
+        }
+        near = {p: record for p, record in last.items() if record.offset < log.end[p]}
+        there = consumer.find_records(where, topic, near, log.beginning)
+        found = {p: self._known(p, last.get(p), there) for p in log.end}
+        lost = {p: record for p, record in last.items() if found[p] is None}
+        cut = {p: record for p, record in lost.items() if record.epoch >= 0}
         copies = {
             p: [record.offset]
-            for p, record in records.items()
+            for p, record in lost.items()
             if p not in cut and (other := there.get(p)) is not None and other.is_copy(record)
         }
-        left = {p: r for p, r in records.items() if p not in ends and p not in copies}
-        copies |= consumer.find_copies(self.endpoints, topic, left, log, report)
-        found = {p: Position(self.log.end[p], "its last record is not known") for p in last}
-        found |= {p: self._of_cut(p, end) for p, end in ends.items()}
+        left = {p: record for p, record in lost.items() if p not in cut and p not in copies}
+        copies |= consumer.find_copies(where, topic, left, log, report)
+        for p, end in consumer.common_ends(where, topic, cut, log.beginning).items():
+            found[p] = self._of_cut(p, end)
         for p, offsets in copies.items():
-            if len(offsets) == 1:
-                found[p] = self._of_copy(p, records[p], offsets[0])
-                continue
-            places = f"at the offsets {listed([*map(str, offsets)], 3)}"
-            why = f"the table's last record is {places if offsets else 'not in the log'}"
-            found[p] = Position(self._after(p, records[p].time_ms), why)
-        return found
+            found[p] = self._of_copies(p, lost[p], offsets)
+        unknown = "the table's last record is not known"
+        return {p: each or Position(log.end[p], unknown) for p, each in found.items()}
+
+    @property
+    def _is_same_topic(self) -> bool:
+        return self.state.topic_id in (None, self.log.topic_id)
+
+    def _known(
+        self, p: int, record: LastRecord | None, there: Mapping[int, LastRecord | None]
+    ) -> Position | None:
+        """Return the position in the log of before, as the engine judges; None: it is another."""
+        end, first, other = self.state.offsets.get(p), self.log.beginning[p], there.get(p)
+        if not end:
+            is_same = self._is_same_topic and not first
+            return Position(first, "the table has nothing of it", True, is_same)
+        known = logs.OtherLog.load(self.table)
+        is_same = known is None or p not in known.partitions
+        if p in there and record is not None:
+            is_same = other is not None and other.is_same(record)
+        if not (is_same and self._is_same_topic) or end > self.log.end[p]:
+            return None
+        why = "the table's last record is " + ("there" if other else "compacted or deleted")
+        if end < first:
+            why = f"{count(first - end, 'record')} after the table's end were deleted"
+        return Position(max(end, first), why, True, end >= first)
 
     def _after(self, p: int, time_ms: int) -> int:
         """Return the first offset after a time."""
@@ -196,9 +173,13 @@ class _Search:
         end = self.state.offsets[p]
         return Position(at, f"cut there: it lacks what the table has from {at} to {end}", True)
 
-    def _of_copy(self, p: int, record: LastRecord, offset: int) -> Position:
-        """Return the position after the only copy of the table's last record."""
-        why = f"the table's last record is at offset {offset}"
+    def _of_copies(self, p: int, record: LastRecord, offsets: Sequence[int]) -> Position:
+        """Return the position after the copy of the table's last record."""
+        places = f"at offset {listed([*map(str, offsets)], 3)}" if offsets else "not in the log"
+        why = f"the table's last record is {places}"
+        if len(offsets) != 1:
+            return Position(self._after(p, record.time_ms), why)
+        (offset,) = offsets
         times = Counter(time_ms for _, time_ms in self._rows(p, record.offset + 1))
         if self.state.log:  # of former logs, other rows may have these times
             times = Counter({*times})
@@ -301,47 +282,36 @@ def go_on(
         is_same_log = (now.topic_id, now.epochs) == (before.topic_id, before.epochs)
         if state != comparison.state or not is_there or not is_same_log:
             raise changed
+        known, now_ms = logs.decisions(table), int(time.time() * 1000)
+        newest, number = summaries.checkpoint(table), len(known) + 1
+        place = {"log": state.log, "topic_id": state.topic_id, "ends": state.offsets}
+        ended = logs.EndedLog(**place, at_ms=now_ms, by=skips.current_user(), decision=decision)
+        noted = {
+            key: value
+            for key, value in (summaries.summary(newest) if newest else {}).items()
+            if key.startswith(summaries.OWN) and key not in (HOURS, STATE)
+        }
+        if summaries.CURRENT_AT_MS in noted:  # how old the table is does not depend on its log
+            noted |= DeleteWatch(lambda: None, table, state, now_ms).noted({})
+        properties = {logs.LOGS: logs.dump([*known, ended])}
+        if STATE in table.properties:
+            fold = FoldState.of(table, table.current_snapshot()).continued(
+                number, state.offsets, starts, is_proved=comparison.proposed == starts
+            )
+            noted |= fold.noted()
+            properties[STATE] = fold.model_dump_json()
         last = consumer.last_before(endpoints, spec.name, starts, now.beginning)
-        _commit(spec, table, comparison, starts, decision, last)
+        noted[summaries.LOG], noted[summaries.TOPIC_ID] = str(number), now.topic_id
+        noted[summaries.END_OFFSETS] = dump_offsets(starts)
+        noted[summaries.LAST_RECORDS] = dump_last_records(last, starts)
+        change = SnapshotChange(table, Operation.APPEND, properties=noted)
+        change.time = spec.event_time
+        failing = [key for key in table.properties if key.startswith(skips.FAILING)]
+        dropped = [logs.OTHER_LOG, CURRENT_OFFSETS, summaries.CURRENT_AT_MS, *failing]
+        tag = set_ref(summaries.CHECKPOINT_TAG, change.snapshot_id)
+        change.commit(properties, dropped, [tag])
 
     retry(attempt, ATTEMPTS, exhausted=changed)
-
-
-def _commit(
-    spec: TopicSpec,
-    table: Table,
-    comparison: Comparison,
-    starts: Offsets,
-    decision: str,
-    last: LastRecords,
-) -> None:
-    state, known, now_ms = comparison.state, logs.decisions(table), int(time.time() * 1000)
-    head, newest, number = table.current_snapshot(), summaries.checkpoint(table), len(known) + 1
-    place = {"log": state.log, "topic_id": state.topic_id, "ends": state.offsets}
-    ended = logs.EndedLog(**place, at_ms=now_ms, by=skips.current_user(), decision=decision)
-    changed = {logs.LOGS: logs.dump([*known, ended])}
-    noted = {
-        key: value
-        for key, value in (summaries.summary(newest) if newest else {}).items()
-        if key.startswith(summaries.OWN) and key not in (HOURS, STATE)
-    }
-    if summaries.CURRENT_AT_MS in noted:  # how old the table is does not depend on its log
-        noted |= DeleteWatch(lambda: None, table, state, now_ms).noted({})
-    if STATE in table.properties:
-        is_proved = comparison.proposed == starts
-        fold = FoldState.of(table, head).continued(
-            number, state.offsets, starts, is_proved=is_proved
-        )
-        noted |= fold.noted()
-        changed[STATE] = fold.model_dump_json()
-    noted[summaries.LOG], noted[summaries.TOPIC_ID] = str(number), comparison.log.topic_id
-    noted[summaries.END_OFFSETS] = dump_offsets(starts)
-    noted[summaries.LAST_RECORDS] = dump_last_records(last, starts)
-    change = SnapshotChange(table, Operation.APPEND, properties=noted)
-    change.time = spec.event_time
-    failing = [key for key in table.properties if key.startswith(skips.FAILING)]
-    dropped = [logs.OTHER_LOG, CURRENT_OFFSETS, summaries.CURRENT_AT_MS, *failing]
-    change.commit(changed, dropped, [set_ref(summaries.CHECKPOINT_TAG, change.snapshot_id)])
 
 
 def described(

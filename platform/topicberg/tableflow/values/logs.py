@@ -21,18 +21,15 @@ LOGS = "topicberg.logs"
 
 
 class EndedLog(BaseModel):
-    """A log that a table does not read any more."""
+    """A log that a table does not read any more; ``by``: user and host."""
 
     log: int
     """Its number. The log that follows it has the place of this in the property, from 1 on."""
     topic_id: str | None
-    ends: Offsets
-    """Up to where the table holds it."""
+    ends: Offsets  # Up to where the table holds it.
     at_ms: int
     by: str
-    """User and host."""
-    decision: str
-    """Where the next log begins, and why."""
+    decision: str  # Where the next log begins.
 
 
 OTHER_LOG = "topicberg.other-log"  # Table property: see :class:`OtherLog`.
