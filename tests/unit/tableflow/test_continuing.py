@@ -106,6 +106,7 @@ def test_records_that_were_deleted_before_they_were_read_are_counted() -> None:
         said = continued(one)
         assert said.proposed == {0: 8, 1: 0}
         assert said.positions[0].why == "3 records after the table's end were deleted"
+        assert said.positions[0].deleted == 3
 
 
 @pytest.mark.parametrize("partitions", [1, 3])

@@ -57,6 +57,7 @@ class Position(NamedTuple):
     is_proved: bool = False
     is_same: bool = False
     """Whether nothing is to be decided: the log is the one of before, without a gap."""
+    deleted: int = 0  # Offsets before ``at`` that the table lacks, and the log as well.
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Comparison:
 
     @property
     def proposed(self) -> Offsets | None:
-        """Where the table goes on without a loss or a repetition; None: that cannot be proved."""
+        """Where the table goes on with all that the log has, once; None: that is not proved."""
         is_proved = all(each.is_proved for each in self.positions.values())
         starts = {p: each.at for p, each in self.positions.items()}
         return starts if is_proved and not self.missing else None
@@ -151,10 +152,11 @@ class _Search:
             is_same = other is not None and other.is_same(record)
         if not (is_same and self._is_same_topic) or end > self.log.end[p]:
             return None
+        deleted = max(0, first - end)
         why = "the table's last record is " + ("there" if other else "compacted or deleted")
-        if end < first:
-            why = f"{count(first - end, 'record')} after the table's end were deleted"
-        return Position(max(end, first), why, True, end >= first)
+        if deleted:
+            why = f"{count(deleted, 'record')} after the table's end were deleted"
+        return Position(end + deleted, why, True, not deleted, deleted)
 
     def _after(self, p: int, time_ms: int) -> int:
         """Return the first offset after a time."""
@@ -326,7 +328,7 @@ def described(
         counts = ["", "", ""]
         if start is not None:
             counts[0] = ", ".join([str(start), *([shown_time(times[p])] if p in times else ())])
-            changes = max(0, start - each.at), max(0, each.at - start)
+            changes = each.deleted + max(0, start - each.at), max(0, each.at - start)
             about = "" if each.is_proved else "about "
             counts[1:] = [f"{about}{number:,}" for number in changes]
         yield str(p), ", ".join(table), f"{log.beginning[p]} to {log.end[p]}", *counts, each.why
