@@ -446,7 +446,7 @@ def test_table_goes_on_with_other_logs_while_the_engine_runs(
     producer.init_transactions(30)
     for message in read:  # each is followed by the marker of its transaction
         producer.begin_transaction()
-        place, time_ms = message.partition(), message.timestamp()[1]
+        place, time_ms = message.partition() or 0, message.timestamp()[1]
         producer.produce(name, message.value(), message.key(), place, timestamp=time_ms)
         producer.commit_transaction(30)
     topic.wait_for_markers()
