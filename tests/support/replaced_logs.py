@@ -39,6 +39,26 @@ def continue_table(
     return compared, starts
 
 
+def replace_topic(topic: MemoryTopic, logs: dict[int, Log]) -> None:
+    """Create a topic again, with these records."""
+    topic.topic_id += "+"
+    topic.epochs, topic.beginning, topic.partitions = {}, {}, logs
+
+
+def migrate(topic: MemoryTopic, gaps: int, first: Offsets) -> None:
+    """Move a topic to a cluster that has its records from some offsets on, each after gaps."""
+    moved: dict[int, Log] = {}
+    for p, log in topic.partitions.items():
+        kept = [m for m in log[min(first[p], len(log)) :] if not m.is_gone]
+        moved[p] = [
+            replace(message, place=(p, 0), epoch=0, is_gone=number < gaps)
+            for message in kept
+            for number in range(1 + gaps)
+        ]
+        moved[p] = [replace(m, place=(p, offset)) for offset, m in enumerate(moved[p])]
+    replace_topic(topic, moved)
+
+
 @dataclass
 class Site:
     """A topic of two partitions, an engine, and copies of the logs."""
@@ -107,24 +127,12 @@ class Site:
     def table(self) -> Table:
         return self.topic.catalog.load_table(self.topic.spec.table_identifier(self.topic.config))
 
-    def replace_topic(self, logs: dict[int, Log] | None = None, partitions: int = 2) -> None:
+    def replace_topic(self, logs: dict[int, Log] | None = None) -> None:
         """Create the topic again, with copies of records at their own offsets, or without any."""
-        self.topic.topic_id += "+"
-        self.topic.epochs, self.topic.beginning = {}, {}
-        none: dict[int, Log] = {p: [] for p in range(partitions)}
-        self.topic.partitions = none if logs is None else logs
+        replace_topic(self.topic, {0: [], 1: []} if logs is None else logs)
 
     def migrate(self, gaps: int = 0, first: int = 0) -> None:
-        """Move the topic to a cluster that copies its records, after gaps, from one on."""
-        moved: dict[int, Log] = {}
-        for p, log in self.topic.partitions.items():
-            kept = [m for m in log if not m.is_gone][min(first, len(log)) :]
-            moved[p] = []
-            for message in kept:
-                for number in range(1 + gaps):
-                    place, is_gone = (p, len(moved[p])), number < gaps
-                    moved[p].append(replace(message, place=place, epoch=0, is_gone=is_gone))
-        self.replace_topic(moved)
+        migrate(self.topic, gaps, dict.fromkeys(self.topic.partitions, first))
 
     def fail_over(self) -> None:
         """Let a mirror with the same offsets take over."""
