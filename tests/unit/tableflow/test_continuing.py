@@ -326,9 +326,8 @@ STEPS = st.one_of(
     st.tuples(st.just("fail_over")),
     st.tuples(st.just("replace_topic")),
     st.tuples(st.just("cut"), partitions, few),
-    st.tuples(st.just("copy")),
-    st.tuples(st.just("put_back"), partitions),
-    st.tuples(st.just("restart")),
+    st.tuples(st.sampled_from(["put_back", "elect", "compact"]), partitions),
+    st.tuples(st.sampled_from(["copy", "restart", "resume", "roll_back"])),
 )
 
 
