@@ -285,9 +285,17 @@ def go_on(
         if state != comparison.state or not is_there or not is_same_log:
             raise changed
         known, now_ms = logs.decisions(table), int(time.time() * 1000)
-        newest, number = summaries.checkpoint(table), len(known) + 1
-        place = {"log": state.log, "topic_id": state.topic_id, "ends": state.offsets}
-        ended = logs.EndedLog(**place, at_ms=now_ms, by=skips.current_user(), decision=decision)
+        newest = summaries.checkpoint(table)
+        number = 1 + max([state.log, *(ended.next for ended in known)])
+        ended = logs.EndedLog(
+            log=state.log,
+            next=number,
+            topic_id=state.topic_id,
+            ends=state.offsets,
+            at_ms=now_ms,
+            by=skips.current_user(),
+            decision=decision,
+        )
         noted = {
             key: value
             for key, value in (summaries.summary(newest) if newest else {}).items()

@@ -117,7 +117,8 @@ class BatchCommitter:
             noted = into.missed.noted(changed)
             if self._spec.changelog is not None and self._spec.write_mode == "upsert":
                 state = folded.state if folded else FoldState.of(table, into.head)
-                state = state.model_copy(update={"offsets": dict(batch.end)})
+                reached = {"offsets": dict(batch.end), "log": into.committed.log}
+                state = state.model_copy(update=reached)
                 noted |= state.noted()
                 changed[STATE] = state.model_dump_json()
             self._check()

@@ -24,7 +24,7 @@ class EndedLog(BaseModel):
     """A log that a table does not read any more; ``by``: user and host."""
 
     log: int
-    """Its number. The log that follows it has the place of this in the property, from 1 on."""
+    next: int  # The number of the log that followed.
     topic_id: str | None
     ends: Offsets  # Up to where the table holds it.
     at_ms: int
@@ -100,8 +100,9 @@ def log_number(table: Table, head: Snapshot | None = None) -> int:
 
 def ended_logs(table: Table, head: Snapshot | None = None) -> list[EndedLog]:
     """Return the logs that the table was read from before the present one, oldest first."""
-    known, number, logs = decisions(table), log_number(table, head), list[EndedLog]()
-    while number:
-        logs.insert(0, known[number - 1])
-        number = known[number - 1].log
+    before, number = {ended.next: ended for ended in decisions(table)}, log_number(table, head)
+    logs = list[EndedLog]()
+    while number in before:
+        logs.insert(0, before[number])
+        number = before[number].log
     return logs
