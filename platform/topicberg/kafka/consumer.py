@@ -33,7 +33,7 @@ NEEDED_SECONDS = 15.0
 _SAMPLE_WAIT_SECONDS = 0.01
 _SMALL_FETCH: dict[str, Any] = {"fetch.message.max.bytes": 64 * 1024}
 """Bytes of each partition that a request for its first records returns, at least one batch."""
-SEARCHED_OFFSETS, NEAR_OFFSETS = 20_000, 1_000
+SEARCHED_OFFSETS, NEAR_OFFSETS = 1_000, 100
 """Offsets of the first part of a search for a record; and those that are near another one."""
 _SPOTS, _SPOTS_OF_A_SMALL_BATCH, _SMALL_BATCH = 5, 2, 4_000
 _SAMPLED_RECORDS, _SAMPLED_BYTES, _SAMPLED_PARTITIONS = 50, 1_000_000, 12

@@ -12,8 +12,10 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,8 +45,8 @@ from topicberg.topics import TopicSpec
 from topicberg.wording import count, listed
 
 COLUMNS = ("partition", "table", "log", "goes on at", "lost", "repeats", "compared")
-ATTEMPTS = 10
-TAIL_ROWS, TAIL_RECORDS = 1_000, 5_000
+ATTEMPTS, AT_ONCE = 10, 8
+TAIL_ROWS, TAIL_RECORDS = 200, 2_000
 """Offsets of a partition whose rows are compared, and of its log at most."""
 
 
@@ -127,10 +129,11 @@ class _Search:
         }
         left = {p: record for p, record in lost.items() if p not in cut and p not in copies}
         copies |= consumer.find_copies(where, topic, left, log, report)
-        for p, end in consumer.common_ends(where, topic, cut, log.beginning).items():
-            found[p] = self._of_cut(p, end)
-        for p, offsets in copies.items():
-            found[p] = self._of_copies(p, lost[p], offsets)
+        ends = consumer.common_ends(where, topic, cut, log.beginning)
+        work = {p: partial(self._of_cut, p, end) for p, end in ends.items()}
+        work |= {p: partial(self._of_copies, p, lost[p], at) for p, at in copies.items()}
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            found |= zip(work, pool.map(lambda compared: compared(), work.values()), strict=True)
         unknown = "the table's last record is not known"
         return {p: each or Position(log.end[p], unknown) for p, each in found.items()}
 
