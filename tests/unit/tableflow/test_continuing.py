@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from format_versions import overwrite
 from hypothesis import given, settings
@@ -286,6 +287,22 @@ def test_rows_that_another_writer_lost_are_noticed_though_their_offsets_are_lowe
         one.produce(0, 1)
         assert one.turn() == "SUSPENDED"
         assert "lost 2 rows" in str(one.engine.report.status.error_message)
+
+
+def test_row_of_a_later_log_is_the_newest_though_its_offset_is_lower() -> None:
+    with running(9, 0, "upsert") as one:
+        former = one.table().scan().to_arrow()
+        one.replace_topic()
+        one.produce(0, 8)
+        continued(one)
+        rows = pa.concat_tables([former, one.table().scan().to_arrow()])
+        overwrite(one.table(), rows, live_files(one.table()))
+        one.produce(0, 1)
+        assert one.turn() == "SUSPENDED"
+        one.resume()
+        assert one.turn() == "RUNNING"
+        reread(one.topic.spec, one.table(), one.topic.endpoints, one.topic.config)
+        assert one.values() == ["15", "16", "17", "18"]
 
 
 def test_table_of_another_log_holds_nothing_of_the_topic() -> None:
