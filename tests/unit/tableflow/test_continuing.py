@@ -276,7 +276,10 @@ def test_history_of_a_topic_goes_on_after_its_own_table() -> None:
 
 
 def test_rows_that_another_writer_lost_are_noticed_though_their_offsets_are_lower() -> None:
-    with running(9) as one:
+    with site() as one:
+        one.produce(0, 9)
+        one.topic.beginning[0] = 5
+        assert one.turn() == "RUNNING"
         one.replace_topic()
         one.produce(0, 2)
         continued(one)
