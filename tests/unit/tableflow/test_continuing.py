@@ -257,7 +257,8 @@ def test_request_to_skip_counts_for_its_log_only() -> None:
 def test_history_of_a_topic_goes_on_after_its_own_table() -> None:
     """The command decides about both, one after the other, and may be killed in between."""
     with site("upsert") as one:
-        given = one.topic.spec, one.topic.endpoints, one.topic.config
+        spec = one.topic.spec.model_copy(update={"history": True})
+        given = spec, one.topic.endpoints, one.topic.config
         for number in (6, 5):
             one.produce(0, number)
             assert one.turn() == "RUNNING"

@@ -41,7 +41,8 @@ def find_history(
     spec: TopicSpec, endpoints: Endpoints, config: Settings
 ) -> tuple[Table, TopicSpec] | None:
     """Return the history table of a topic, if there is one, and its spec."""
-    table = find_table(endpoints.catalog(config), history_table(spec))
+    # Without one, a derived table may have the name.
+    table = find_table(endpoints.catalog(config), history_table(spec)) if spec.history else None
     return None if table is None else (table, _appended(spec, config))
 
 
