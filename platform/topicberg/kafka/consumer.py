@@ -324,9 +324,8 @@ def find_copies(
     :param report: called with how many offsets were searched by then
     """
     times = {p: record.time_ms for p, record in records.items() if record.time_ms >= 0}
-    at = kafka.offsets_at(endpoints, topic, times)
-    first = {p: at.get(p, log.beginning[p]) for p in records}
-    left = {p: offset for p, offset in first.items() if 0 <= offset < log.end[p]}
+    first = log.beginning | kafka.offsets_at(endpoints, topic, times)
+    left = {p: first[p] for p in records if 0 <= first[p] < log.end[p]}
     copies, size, searched = {p: list[int]() for p in records}, SEARCHED_OFFSETS, 0
     while left:
         ranges = {p: (offset, min(offset + size, log.end[p])) for p, offset in left.items()}

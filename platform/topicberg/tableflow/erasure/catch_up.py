@@ -103,8 +103,8 @@ class CatchUp:
             return {}
         noted = noted_offsets(table, log.topic_id) if table is not None else {}
         # An offset behind the end is one of another log.
-        held = {p: offset for p, offset in noted.items() if offset <= log.end.get(p, 0)}
-        first = {p: held.get(p, log.beginning.get(p, 0)) for p in log.end}
+        known = {p: offset for p, offset in noted.items() if offset <= log.end.get(p, 0)}
+        first = {p: known.get(p, log.beginning.get(p, 0)) for p in log.end}
         return {p: offset for p, offset in first.items() if offset < log.end[p]}
 
     def _read(self, target: ErasureTarget, patience: float | None) -> None:

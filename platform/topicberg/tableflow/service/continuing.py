@@ -119,8 +119,8 @@ class _Search:
         }
         near = {p: record for p, record in last.items() if record.offset < log.end[p]}
         there = consumer.find_records(where, topic, near, log.beginning)
-        found = {p: self._known(p, last.get(p), there) for p in log.end}
-        lost = {p: record for p, record in last.items() if found[p] is None}
+        positions = {p: self._known(p, last.get(p), there) for p in log.end}
+        lost = {p: record for p, record in last.items() if positions[p] is None}
         cut = {p: record for p, record in lost.items() if record.epoch >= 0}
         copies = {
             p: [record.offset]
@@ -131,11 +131,12 @@ class _Search:
         copies |= consumer.find_copies(where, topic, left, log, report)
         ends = consumer.common_ends(where, topic, cut, log.beginning)
         work = {p: partial(self._of_cut, p, end) for p, end in ends.items()}
-        work |= {p: partial(self._of_copies, p, lost[p], at) for p, at in copies.items()}
+        work |= {p: partial(self._of_copies, p, lost[p], places) for p, places in copies.items()}
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            found |= zip(work, pool.map(lambda compared: compared(), work.values()), strict=True)
+            compared = pool.map(lambda compare: compare(), work.values())
+            positions |= zip(work, compared, strict=True)
         unknown = "the table's last record is not known"
-        return {p: each or Position(log.end[p], unknown) for p, each in found.items()}
+        return {p: each or Position(log.end[p], unknown) for p, each in positions.items()}
 
     @property
     def _is_same_topic(self) -> bool:
@@ -163,20 +164,20 @@ class _Search:
 
     def _after(self, p: int, time_ms: int) -> int:
         """Return the first offset after a time."""
-        at = kafka.offsets_at(self.endpoints, self.spec.name, {p: max(0, time_ms + 1)})[p]
-        return self.log.end[p] if at < 0 else at
+        offset = kafka.offsets_at(self.endpoints, self.spec.name, {p: max(0, time_ms + 1)})[p]
+        return self.log.end[p] if offset < 0 else offset
 
-    def _of_cut(self, p: int, at: int) -> Position:
+    def _of_cut(self, p: int, cut: int) -> Position:
         """Return the position in a log that was cut at an offset and has grown again."""
-        log, rows = dict(self._records(p, at)), self._rows(p, at)
+        log, rows = dict(self._records(p, cut)), self._rows(p, cut)
         both = {offset for offset, _ in rows} & log.keys()
         # Rows of former logs may have the same offsets.
         is_other = both != {offset for offset, time_ms in rows if log.get(offset) == time_ms}
-        if is_other or not (both or (not log and at - self.log.beginning[p] <= TAIL_RECORDS)):
+        if is_other or not (both or (not log and cut - self.log.beginning[p] <= TAIL_RECORDS)):
             why = "it was cut there by leader epochs, but the rows before do not show it"
-            return Position(at, why)
+            return Position(cut, why)
         end = self.state.offsets[p]
-        return Position(at, f"cut there: it lacks what the table has from {at} to {end}", True)
+        return Position(cut, f"cut there: it lacks what the table has from {cut} to {end}", True)
 
     def _of_copies(self, p: int, record: LastRecord, offsets: Sequence[int]) -> Position:
         """Return the position after the copy of the table's last record."""
@@ -242,8 +243,8 @@ def choose(
             "file that has the first offset of each partition",
         ) from None
     moment = moment.replace(tzinfo=moment.tzinfo or UTC)
-    at = kafka.offsets_at(endpoints, spec.name, max(0, int(moment.timestamp() * 1000)))
-    starts = {p: end if at.get(p, -1) < 0 else at[p] for p, end in log.end.items()}
+    first = kafka.offsets_at(endpoints, spec.name, max(0, int(moment.timestamp() * 1000)))
+    starts = {p: end if first.get(p, -1) < 0 else first[p] for p, end in log.end.items()}
     return starts, f"from {moment.isoformat()} on"
 
 
@@ -340,8 +341,7 @@ def described(
         if start is not None:
             counts[0] = ", ".join([str(start), *([shown_time(times[p])] if p in times else ())])
             changes = each.deleted + max(0, start - each.at), max(0, each.at - start)
-            about = "" if each.is_proved else "about "
-            counts[1:] = [f"{about}{number:,}" for number in changes]
+            counts[1:] = [f"{'' if each.is_proved else 'about '}{number:,}" for number in changes]
         yield str(p), ", ".join(table), f"{log.beginning[p]} to {log.end[p]}", *counts, each.why
 
 

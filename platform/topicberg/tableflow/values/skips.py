@@ -126,14 +126,14 @@ def request(
     def wanted() -> list[Skip]:
         if _of_place(requested(table).values(), place) is not None:
             return []
-        held = held_by(table, table.current_snapshot())
-        offsets = held.offsets
+        state = held_by(table, table.current_snapshot())
+        offsets = state.offsets
         if not offsets and (first := table.properties.get(FIRST_OFFSETS)):
             offsets = parse_offsets(first)
         _check(endpoints, topic, place, offsets)
         unreadable = _of_place(failing(table), place)
         end = unreadable.end if unreadable else None
-        return [_skip(held.log, place, current_user(), reason, end)]
+        return [_skip(state.log, place, current_user(), reason, end)]
 
     return _request(table, wanted, f"topic {topic}", "run the command again; nothing was changed")
 
@@ -142,13 +142,13 @@ def adopt(table: Table, other: Table) -> None:
     """Request what was requested for another table of the same topic and is still to come here."""
 
     def wanted() -> list[Skip]:
-        (held, theirs), known = map(held_by, (table, other)), requested(table)
-        if None not in (held.topic_id, theirs.topic_id) and held.topic_id != theirs.topic_id:
+        (state, theirs), known = map(held_by, (table, other)), requested(table)
+        if None not in (state.topic_id, theirs.topic_id) and state.topic_id != theirs.topic_id:
             return []  # they are of other records
         return [
-            skip.model_copy(update={"log": held.log})
+            skip.model_copy(update={"log": state.log})
             for skip in requested(other).values()
-            if skip.place not in known and skip.records[-1] >= held.offsets.get(skip.partition, 0)
+            if skip.place not in known and skip.records[-1] >= state.offsets.get(skip.partition, 0)
         ]
 
     _request(table, wanted, f"table {'.'.join(table.name())}", "try again; nothing was changed")
