@@ -16,9 +16,11 @@ from urllib.parse import urlsplit
 from confluent_kafka import TopicPartition
 from fault_site import ENGINE, NAME, OTHER, TABLE, TOPIC, End, Fault, Site, kill, refused
 from faulty_proxy import Answer
+from replaced_logs import continue_table
 
 from topicberg.alerts.dagster_processes import CODE, DAEMON, WEBSERVER
 from topicberg.catalogs.snowflake.names import table_path
+from topicberg.kafka import topics as kafka
 from topicberg.settings import settings
 from topicberg.tableflow.service import control
 from topicberg.topics import load_topic
@@ -187,13 +189,13 @@ def snowflake_table_replaced(site: Site) -> End:
     return lambda: run(f"DROP VIEW {path}")
 
 
-def start_again(site: Site) -> None:
-    """Drop the table, as the alert says: the engine ingests what the topic has."""
+def go_on(site: Site) -> None:
+    """Go on with the log that Kafka has, as the alert says."""
     spec = load_topic(TOPIC)
-    control.disable(site.config, TOPIC)
-    site.direct.catalog(site.config).drop_table(spec.table_identifier(site.config))
-    control.table_dropped(site.config, TOPIC)
-    control.enable(site.config, TOPIC)
+    kafka.await_topic(site.direct, TOPIC)
+    catalog = site.direct.catalog(site.config)
+    continue_table(spec, catalog.load_table(spec.table_identifier(site.config)), site.direct)
+    control.resume(site.config, TOPIC)
 
 
 def retention_passed(site: Site) -> End:
@@ -204,7 +206,7 @@ def retention_passed(site: Site) -> End:
     (future,) = admin.delete_records([TopicPartition(TOPIC, 0, -1)]).values()
     future.result(30)
     control.enable(site.config, TOPIC)
-    return lambda: start_again(site)
+    return lambda: go_on(site)
 
 
 def topic_deleted(site: Site) -> End:
@@ -214,7 +216,7 @@ def topic_deleted(site: Site) -> End:
 
     def end() -> None:
         datagen.start(site.config, TOPIC, rate=2)  # it creates the topic
-        start_again(site)
+        go_on(site)
 
     return end
 

@@ -47,6 +47,7 @@ ELSEWHERE = {
     "cosign": "needs a registry of images and its keys",
     "topicberg pipelines check large_orders": "tests/e2e/test_add_a_pipeline.py",
     "topicberg forget": "needs a key of a topic: tests/integration/test_forget.py",
+    "topicberg tableflow continue": "needs another log: tests/integration/test_tableflow.py",
     "topicberg tableflow reread": "needs an upsert table: tests/integration/test_upsert.py",
     "topicberg tableflow skip": "needs a failed record: tests/integration/test_record_failures.py",
 }

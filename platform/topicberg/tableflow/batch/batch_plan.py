@@ -23,6 +23,7 @@ from topicberg.tableflow.layout.waiting import start_again
 from topicberg.tableflow.upsert import tombstones
 from topicberg.tableflow.upsert.key_hashing import KeyState
 from topicberg.tableflow.values import commit, skips
+from topicberg.tableflow.values.logs import EndedLog
 from topicberg.tableflow.values.offsets import Batch, plan_batch
 from topicberg.topics import TopicSpec, requests
 from topicberg.wording import count
@@ -56,7 +57,9 @@ class Commit:
     data_files: int = 0
     """Data files of the table after the step."""
     skip_requests: list[skips.Skip] = field(default_factory=list)
-    """All requests to skip a record since the table was created."""
+    """All requests to skip a record of the log that the table is read from."""
+    logs: list[EndedLog] = field(default_factory=list)
+    """The logs that it was read from before."""
     unproven: Offsets = field(default_factory=dict)
     """See :class:`topicberg.tableflow.service.log_check.LogCheck`."""
     missed_deletes: tombstones.Missed | None = None
@@ -142,16 +145,6 @@ def still_failing(
     resumed_ms = request.resumed_at * 1000 if request else 0
     # What failed before a user resumed the topic is tried again.
     return skips.places((s for s in skips.failing(table) if s.at_ms >= resumed_ms), start)
-
-
-def check_recreated(spec: TopicSpec, committed: commit.Committed, log: kafka.TopicLog) -> None:
-    """:raises TableflowError: the topic is not the one whose records the table holds"""
-    if committed.topic_id is not None and committed.topic_id != log.topic_id:
-        raise TableflowError(
-            f"topic {spec.name} was deleted and recreated: the table holds topic id "
-            f"{committed.topic_id}, the broker has {log.topic_id}",
-            hint=start_again(spec.name),
-        )
 
 
 def check_suspended(

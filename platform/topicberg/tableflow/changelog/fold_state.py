@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
-from topicberg.iceberg.summaries import END_OFFSETS, ancestry, checkpoint, summary
+from topicberg.iceberg.summaries import END_OFFSETS, LOG, ancestry, checkpoint, summary
 from topicberg.kafka.offsets import Offsets, parse_offsets
 
 STATE = "topicberg.changelog"
@@ -166,6 +166,9 @@ class FoldState(BaseModel):
 
     offsets: Offsets = {}
     """Up to where the topic was read by then."""
+    log: int = 0
+    ended: Offsets = {}
+    """By partition: before which offsets rows may be of a former log, see :mod:`.values.logs`."""
 
     @classmethod
     def load(cls, properties: Mapping[str, str]) -> FoldState:
@@ -182,7 +185,8 @@ class FoldState(BaseModel):
         if newest is None:
             return cls()
         properties = summary(newest)
-        if latest.offsets == parse_offsets(properties[END_OFFSETS]):
+        reached = int(properties.get(LOG, 0)), parse_offsets(properties[END_OFFSETS])
+        if (latest.log, latest.offsets) == reached:
             return latest
         if STATE in properties:
             return cls.load(properties).model_copy(update={"deletes": latest.deletes})
@@ -197,6 +201,28 @@ class FoldState(BaseModel):
         return self.model_copy(
             update={"moves": moves, "reverted": reverted, "reached": {}, "reads": ReadState()}
         )
+
+    def continued(self, log: int, ends: Offsets, starts: Offsets, *, is_proved: bool) -> FoldState:
+        """Return what is known where a table goes on with another log.
+
+        :param ends: of the former log; ``starts``: of the other one
+        :param is_proved: whether that has the changes after those of the former log
+        """
+        changes: dict[str, Any] = {"log": log, "offsets": starts}
+        changes["ended"] = {p: max(end, self.ended.get(p, 0)) for p, end in ends.items()}
+        if len(starts) != len(ends):  # keys may have moved
+            changes["partitions"] = 1
+        if not is_proved:
+            changes |= {"reached": {}, "reads": ReadState()}
+        return self.model_copy(update=changes)
+
+    def after_rows(self, lost: Iterable[Lost]) -> list[Lost]:
+        """Return changes that were left out, each after all rows that may be of a former log."""
+        ends = self.ended
+        return [
+            change.model_copy(update={"offset": max(change.offset, ends.get(change.partition, 0))})
+            for change in lost
+        ]
 
     def noted(self) -> dict[str, str]:
         """Return what the summary of the batch's snapshot has of it."""

@@ -101,7 +101,7 @@ class Folding:
     def __post_init__(self) -> None:
         self.state = FoldState.of(self.target.table, self.target.head)
         skipped = [Lost(partition=p, offset=at) for p, at in sorted(self.progress.batch.skipped)]
-        self.lost = LostChanges([*self.state.lost, *skipped])
+        self.lost = LostChanges([*self.state.lost, *self.state.after_rows(skipped)])
         facts, may_move = self.changes.facts, self.progress.may_move
         self.reads = stale_reads(self.target, self.state, facts, may_move=may_move)
 
@@ -260,7 +260,7 @@ class Folding:
             if missing or self.state.lacking
             else {},
             reached=self._reached(places),
-            lost=self.lost.after(lost),
+            lost=self.lost.after(self.state.after_rows(lost)),
             reads=self.reads.state,
         )
         all_replaced = together(replaced, truncated)
@@ -282,7 +282,7 @@ class Folding:
         for number, (*time_and_position, m, p) in enumerate(zip(*columns, strict=True)):
             if (m is not None or p is not None) and (key := hashes.get(number)):
                 before = LostChanges(
-                    [change for change in lost if change.is_before(*time_and_position)]
+                    self.state.after_rows(c for c in lost if c.is_before(*time_and_position))
                 )
                 lacks = rows[number] >= 0 and any(
                     lost_changes.is_after(key, *values.rows.place(rows[number]))

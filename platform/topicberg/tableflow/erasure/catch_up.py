@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.table import Table
@@ -98,12 +98,14 @@ class CatchUp:
     def _unread(self, target: ErasureTarget, topic: str) -> Offsets:
         """Return partition → the first offset that the table does not hold, of those it lacks."""
         table = self._table(target)
-        noted = noted_offsets(table) if table is not None else {}
         try:
             log = kafka.topic_log(self.endpoints, topic)
         except kafka.NoSuchTopicError:
             return {}
-        first = {p: noted.get(p, log.beginning.get(p, 0)) for p in log.end}
+        noted = noted_offsets(table, log.topic_id) if table is not None else {}
+        # An offset behind the end is one of another log.
+        known = {p: offset for p, offset in noted.items() if offset <= log.end.get(p, 0)}
+        first = {p: known.get(p, log.beginning.get(p, 0)) for p in log.end}
         return {p: offset for p, offset in first.items() if offset < log.end[p]}
 
     def _read(self, target: ErasureTarget, patience: float | None) -> None:
@@ -113,11 +115,12 @@ class CatchUp:
         spec = dead_letter_spec(self.spec) if target.is_dead_letters else self.spec
         if patience is None:
             patience = spec.tableflow.commit_interval_seconds + PATIENCE_SECONDS
-        end = kafka.end_offsets(self.endpoints, spec.name)
+        log = kafka.topic_log(self.endpoints, spec.name)
         deadline = time.monotonic() + patience
         # The running engine may be about to create the table.
         while (table := self._table(target)) is None and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-        if table is None or not wait_for(table, end, patience):
+        of_topic = partial(noted_offsets, topic_id=log.topic_id)
+        if table is None or not wait_for(table, log.end, patience, offsets_of=of_topic):
             require_unpaused(self.config, spec.name)
             engine.run_once(spec, self.endpoints, self.config)

@@ -48,6 +48,7 @@ from topicberg.kafka.records import DamagedRecordsError, headers_of
 from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_plan import BatchPlan
 from topicberg.tableflow.rejected.rejections import Rejections
+from topicberg.tableflow.values.logs import log_number
 from topicberg.tableflow.values.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP
 from topicberg.topics import TopicSpec
 from topicberg.topics.deadletters import dead_letter_spec
@@ -80,6 +81,7 @@ class _State(BaseModel):
     """The records of one topic that are in the dead-letter topic and may be read again."""
 
     topic_id: str
+    """And dot, number of the table's log, if that is not the first one."""
     logged: dict[str, str] = Field(default_factory=dict)
     """See :class:`Places`."""
 
@@ -116,6 +118,8 @@ class DeadLetters:
         :raises CommitConflictError: another engine of this topic took over
         :raises TopicbergError: the dead-letter topic does not take them
         """
+        if number := log_number(table):  # its offsets are those of other records
+            topic_id = f"{topic_id}.{number}"
         session, self._session = self._session, None  # any failure ends it
         with transactions.transaction_errors(
             f"topic {self.spec.name}: dead-letter topic {self.target.name}",
@@ -288,7 +292,8 @@ class DeadLetters:
                 return buffer.getvalue()  # the topic refuses every size; its error is reported
 
     def _entry(self, row: Record, topic_id: str) -> dict[str, Any]:
-        details = {"topic_id": topic_id}
+        topic_id, _, log = topic_id.partition(".")
+        details = {"topic_id": topic_id, **({"log": log} if log else {})}
         if row["schema_id"] is not None:
             details["schema_id"] = str(row["schema_id"])
         milliseconds = row["timestamp_ms"]

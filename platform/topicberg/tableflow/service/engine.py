@@ -122,6 +122,7 @@ class Ingestor:
         self._memory = config.engine_process_memory_mb * 1024**2
         self._processes = shared(config.engine_processes, self._memory)
         self._search = RecordSearch(spec, self._processes)
+        self._logs: list[int] = []  # The numbers of the logs that the tables are read from.
         self._stops_early = True  # Whether a batch that names new schemas is begun again at once.
         self.report_progress: Callable[[str], None] = lambda _: None
         """Called with what a step does that takes long."""
@@ -234,6 +235,10 @@ class Ingestor:
             table.plan(number, layout, log, now_ms, current)
             for number, (table, layout) in enumerate(layouts)
         ]
+        if (numbers := [into.committed.log for into in tables]) != self._logs:
+            self._logs = numbers  # What was learnt of a former log has its offsets.
+            self.limits.begin_attempt()
+            self._search.begin_attempt()
         filled, ends = due(tables, log.beginning)
         self.limits.end_at(ends)
         offsets = filled[0].offsets
@@ -341,7 +346,7 @@ class Ingestor:
             end, max_bytes = plan.latest[error.partition], self.tables[0].max_bytes
             after = consumer.batch_end(self.endpoints, name, *place, end, max_bytes)
             for into in plan.tables:
-                skips.note_failing(into.table, place, error.message, after)
+                skips.note_failing(into.table, into.committed.log, place, error.message, after)
             raise BatchFailedError(f"topic {self.spec.name}: {error.message}") from None
         except ExhaustedError as error:
             is_certain = not isinstance(error, ProcessEndedError)

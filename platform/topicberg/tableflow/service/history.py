@@ -22,23 +22,38 @@ def history_table(spec: TopicSpec, config: Settings | None = None) -> tuple[str,
     return spec.namespace(config), f"{spec.asset_name}_history"
 
 
-def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Table:
-    """Commit every record that the topic holds now; return the table."""
+def _appended(spec: TopicSpec, config: Settings) -> TopicSpec:
+    """Return the spec by which every record is read into the history table."""
     from topicberg.tableflow.service.control import as_requested
-    from topicberg.tableflow.service.engine import Ingestor, run_once
 
     class HistorySpec(TopicSpec):
         def table_identifier(self, config: Settings | None = None) -> tuple[str, str]:
             return history_table(self)
 
-    kafka.ensure_topic(spec, endpoints, config)
     appended = {**as_requested(config, spec).model_dump(by_alias=True), "write_mode": "append"}
     # The ingest of the topic's own table logs them.
     if appended["tableflow"]["error_handling"]["mode"] == "LOG":
         appended["tableflow"]["error_handling"] = {"mode": "SKIP"}
+    return HistorySpec.model_validate(appended)
+
+
+def find_history(
+    spec: TopicSpec, endpoints: Endpoints, config: Settings
+) -> tuple[Table, TopicSpec] | None:
+    """Return the history table of a topic, if there is one, and its spec."""
+    # Without one, a derived table may have the name.
+    table = find_table(endpoints.catalog(config), history_table(spec)) if spec.history else None
+    return None if table is None else (table, _appended(spec, config))
+
+
+def ingest_history(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Table:
+    """Commit every record that the topic holds now; return the table."""
+    from topicberg.tableflow.service.engine import Ingestor, run_once
+
+    kafka.ensure_topic(spec, endpoints, config)
     # With the derived tables: no other table may be where Confluent's Tableflow writes.
     beside = config.model_copy(update={"bucket": config.derived_bucket})
-    history = HistorySpec.model_validate(appended)
+    history = _appended(spec, config)
     catalog = endpoints.catalog(config)
     own = find_table(catalog, spec.table_identifier(config))
     starts_later = history.tableflow.start_position != "earliest"

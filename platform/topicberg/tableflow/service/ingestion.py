@@ -223,8 +223,8 @@ class Ingestion:
             name = self.spec.name
             error = TopicbergError(
                 f"topic {name} was deleted; its table has the records that were committed",
-                hint=f"to keep the table as it is, run `topicberg tableflow disable {name}`; to "
-                "start again, create the topic and drop the table",
+                hint=f"to keep the table as it is, run `topicberg tableflow disable {name}`; to go "
+                f"on with it, create the topic, then run `topicberg tableflow continue {name}`",
             )
         self.report.note_failure(error, suspended=False, began_ms=began_ms)
         self.schedule.postpone()

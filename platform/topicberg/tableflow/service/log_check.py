@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterable
 
 import numpy as np
-from pydantic import BaseModel
 from pyiceberg.table import Table
 
 from topicberg.endpoints import Endpoints
@@ -26,27 +25,11 @@ from topicberg.kafka import topics as kafka
 from topicberg.kafka.last_records import LastRecord, LastRecords
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
-from topicberg.tableflow.layout.waiting import start_again
+from topicberg.tableflow.values.logs import OTHER_LOG, OtherLog, go_on
 from topicberg.topics import TopicSpec, requests
 from topicberg.wording import count
 
 logger = logging.getLogger(__name__)
-
-OTHER_LOG = "topicberg.other-log"  # Table property: see :class:`OtherLog`.
-
-
-class OtherLog(BaseModel):
-    """Partitions whose log was not the one that the table holds, and since when (milliseconds)."""
-
-    at_ms: int
-    partitions: list[int]
-    reason: str
-
-    @classmethod
-    def load(cls, table: Table) -> OtherLog | None:
-        """Return what a table's properties say."""
-        text = table.properties.get(OTHER_LOG)
-        return cls.model_validate_json(text) if text else None
 
 
 class LogCheck:
@@ -143,8 +126,8 @@ class LogCheck:
                 transaction.set_properties({OTHER_LOG: other.model_dump_json()})
         return TableflowError(
             f"topic {self._spec.name}: {reason}",
-            hint="put the former log back, after which the topic continues; or, to read what Kafka "
-            f"has now, {start_again(self._spec.name)}",
+            hint="put the former log back, after which the topic continues; or "
+            f"{go_on(self._spec.name)}",
         )
 
     def _check_again(self, table: Table, recorded: OtherLog, left: list[int]) -> None:
@@ -152,10 +135,10 @@ class LogCheck:
         name = self._spec.name
         if left and not self._is_resumed(recorded):
             raise TableflowError(
-                f"topic {name}: at {_time(recorded.at_ms)}, {recorded.reason}; whether partition "
-                f"{left[0]} has its former log again cannot be compared",
-                hint=f"run `topicberg tableflow resume {name}` if you put the former log back; or, "
-                f"to read what Kafka has now, {start_again(name)}",
+                f"topic {name}: at {shown_time(recorded.at_ms)}, {recorded.reason}; whether "
+                f"partition {left[0]} has its former log again cannot be compared",
+                hint=f"run `topicberg tableflow resume {name}` if you put the former log back; "
+                f"else {go_on(name)}",
             )
         logger.warning("topic %s: it has its former log again", name)
         with table.transaction() as transaction:
@@ -176,10 +159,10 @@ def _differs(partition: int, record: LastRecord, other: LastRecord | None) -> st
 
 def _shown(record: LastRecord) -> str:
     epoch = f" (leader epoch {record.epoch})" if record.epoch >= 0 else ""
-    return f"{_time(record.time_ms)}{epoch}"
+    return f"{shown_time(record.time_ms)}{epoch}"
 
 
-def _time(milliseconds: int) -> str:
+def shown_time(milliseconds: int) -> str:
     return f"{np.datetime64(milliseconds, 'ms')}Z"  # producers may send any time
 
 
@@ -191,7 +174,7 @@ def _check_deleted(topic: str, offsets: Offsets, log: kafka.TopicLog) -> None:
         if offset < (first := log.beginning[p]):
             raise TableflowError(
                 f"topic {topic}: the log of partition {p} was truncated: the next record is "
-                f"{offset}, the first one kept is {first}",
-                hint="raise the topic's retention; and to read the remaining records, "
-                f"{count(first - offset, 'record')} fewer than there were, {start_again(topic)}",
+                f"{offset}, the first one kept is {first}: {count(first - offset, 'record')} were "
+                "deleted before they were read",
+                hint=f"raise the topic's retention; and {go_on(topic)}",
             )

@@ -183,7 +183,7 @@ class RecordSearch:
         message = "topic %s, partition %d, offset %d: the record fails by itself: %s"
         logger.warning(message, self._spec.name, *culprit, short_reason)
         for into in plan.tables:
-            skips.note_failing(into.table, culprit, short_reason)
+            skips.note_failing(into.table, into.committed.log, culprit, short_reason)
         search.blame(culprit)
         if self._spec.tableflow.error_handling.mode == "SUSPEND":  # it stops here anyway
             search.until = search.start

@@ -16,6 +16,7 @@ from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
 from topicberg.tableflow.upsert.key_hashing import KeyState
 from topicberg.tableflow.upsert.tombstones import Missed
+from topicberg.tableflow.values.logs import EndedLog
 from topicberg.tableflow.values.skips import Skip
 from topicberg.topics.requests import Pause, paused_by
 
@@ -32,6 +33,7 @@ _LASTING = (
     "end_offsets",
     "rows_skipped",
     "skip_requests",
+    "logs",
     "missed_deletes",
     "data_files",
     "keys",
@@ -106,6 +108,7 @@ class TopicStatus(BaseModel):
     records_skipped: int = 0  # records left out without a dead letter
     records_dead_lettered: int = 0  # Records left out, and sent to the dead-letter topic.
     counting_since_ms: int | None = None  # When the counters began: the engine got the topic.
+    logs: list[EndedLog] = []  # that the table was read from before
     skip_requests: list[Skip] = []  # records that users requested to leave out
     missed_deletes: Missed | None = None  # Deletes that the table may not have, of an upsert topic.
     unproven: Offsets = {}  # By partition: the table's last record, if the log no longer has it.

@@ -24,7 +24,10 @@ from topicberg.topics.requests import Pause
 
 logger = logging.getLogger(__name__)
 
-_STATE = ("end_offsets", "rows_skipped", "skip_requests", "missed_deletes", "keys", "unproven")
+_STATE = (
+    *("end_offsets", "rows_skipped", "skip_requests", "missed_deletes", "keys", "unproven"),
+    "logs",
+)
 """Fields of a commit that the status repeats, and that may change without new records."""
 _OF_TABLE = (*_STATE, "snapshot_id", "data_files")
 

@@ -41,6 +41,7 @@ from topicberg.tableflow.table.topic_keys import TopicKeys
 from topicberg.tableflow.upsert.tombstones import DeleteWatch
 from topicberg.tableflow.values.commit import committed
 from topicberg.tableflow.values.compiling import wait_ready
+from topicberg.tableflow.values.logs import check_topic
 from topicberg.tableflow.values.offsets import Batch
 from topicberg.topics import TopicSpec
 
@@ -91,7 +92,7 @@ class BatchTable:
         table = self.loader.load(layout, log.beginning)
         head = table.current_snapshot()
         state = committed(table, head)
-        batch_plan.check_recreated(self.spec, state, log)
+        check_topic(self.spec.name, state.topic_id, log.topic_id)
         self.foreign_commits.check(table)
         if state.offsets:
             self.loader.held_ms = now_ms

@@ -49,13 +49,17 @@ class LogWatch:
         ends = self.ends
         if ends is None or ends == self._exhausted:
             return False
-        is_other = self._topic_id is not None and ends.topic_id != self._topic_id
-        return is_other or any(ends.high.get(p, -1) < end for p, end in offsets.items())
+        return self._is_other(ends) or any(ends.high.get(p, -1) < o for p, o in offsets.items())
+
+    def _is_other(self, ends: Ends) -> bool:
+        """Return whether the topic is not the one of the last turn that succeeded."""
+        return self._topic_id is not None and ends.topic_id != self._topic_id
 
     def lag(self, offsets: Offsets) -> Offsets:
         """Return how many offsets of each partition the table lacks, readable or not."""
         high = self.ends.high if self.ends else {}
-        return {p: max(0, end - offsets.get(p, 0)) for p, end in high.items()}
+        held = {} if self.ends is None or self._is_other(self.ends) else offsets
+        return {p: max(0, end - held.get(p, 0)) for p, end in high.items()}
 
     def open_transactions(
         self, known: dict[int, OpenTransaction]

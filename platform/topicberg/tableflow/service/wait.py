@@ -13,14 +13,23 @@ from topicberg.iceberg.snapshots import newest_record
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.offsets import Offsets
 from topicberg.tableflow.values.commit import committed
+from topicberg.tableflow.values.logs import OtherLog
 from topicberg.topics.spec import TopicSpec
 
 POLL_SECONDS = 0.5
 
 
-def noted_offsets(table: Table) -> Offsets:
-    """Return the offsets that topicberg's engine recorded; empty if it did not write the table."""
-    return committed(table).offsets
+def noted_offsets(table: Table, topic_id: str | None = None) -> Offsets:
+    """Return the offsets that topicberg's engine recorded; empty if it did not write the table.
+
+    :param topic_id: of the topic as it is: a table that was read from another one holds nothing of
+        it, and no partition whose log was found to be another one
+    """
+    state, other = committed(table), OtherLog.load(table)
+    if topic_id is not None and state.topic_id not in (None, topic_id):
+        return {}
+    doubted = other.partitions if other is not None and topic_id is not None else ()
+    return {p: offset for p, offset in state.offsets.items() if p not in doubted}
 
 
 def held_offsets(table: Table, spec: TopicSpec, endpoints: Endpoints, end: Offsets) -> Offsets:
@@ -32,8 +41,8 @@ def held_offsets(table: Table, spec: TopicSpec, endpoints: Endpoints, end: Offse
     :param end: up to where the topic holds records
     :raises TopicbergError: Kafka does not answer
     """
-    if noted := noted_offsets(table):
-        return noted
+    if noted_offsets(table):
+        return noted_offsets(table, kafka.topic_id(endpoints, spec.name))
     newest = newest_record(table, spec.metadata_column("timestamp"))
     if newest is None:
         return {}

@@ -45,6 +45,7 @@ from topicberg.tableflow.upsert import tombstones
 from topicberg.tableflow.upsert.batch_keys import BatchKeys, WrittenKeys
 from topicberg.tableflow.upsert.key_hashing import KeyState
 from topicberg.tableflow.values import commit, skips
+from topicberg.tableflow.values.logs import ended_logs
 from topicberg.topics import TopicSpec
 from topicberg.wording import count
 
@@ -116,7 +117,8 @@ class BatchCommitter:
             noted = into.missed.noted(changed)
             if self._spec.changelog is not None and self._spec.write_mode == "upsert":
                 state = folded.state if folded else FoldState.of(table, into.head)
-                state = state.model_copy(update={"offsets": dict(batch.end)})
+                reached = {"offsets": dict(batch.end), "log": into.committed.log}
+                state = state.model_copy(update=reached)
                 noted |= state.noted()
                 changed[STATE] = state.model_dump_json()
             self._check()
@@ -125,6 +127,8 @@ class BatchCommitter:
             raise
         last = dump_last_records({**into.committed.last_records, **written.last_records}, batch.end)
         noted |= plan.properties | self._keys.summary(into) | {summaries.LAST_RECORDS: last}
+        if number := into.committed.log:
+            noted[summaries.LOG] = str(number)
         dropped, time = skips.committed(table, batch.end), self._spec.event_time
         snapshot = commit.add_files(
             table, into.planned_on, written.files, replaced, noted, changed, dropped, time
@@ -217,6 +221,7 @@ def result(
         files=_number(head, "added-data-files"),
         data_files=_number(head, "total-data-files"),
         skip_requests=list(skips.requested(table).values()),
+        logs=ended_logs(table, head),
         missed_deletes=tombstones.missed(properties),
         keys=KeyState.load(properties),
         reader=plan.reader if plan.batch.records else _reader_of(head),

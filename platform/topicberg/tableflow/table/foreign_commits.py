@@ -41,6 +41,7 @@ from topicberg.iceberg.position_deletes import FileRows, read_deletes, read_rows
 from topicberg.iceberg.vectors import read_vectors
 from topicberg.settings import Settings
 from topicberg.tableflow.layout.waiting import start_again
+from topicberg.tableflow.values.logs import log_number
 from topicberg.topics import TopicSpec, requests
 from topicberg.wording import count, listed
 
@@ -306,14 +307,19 @@ def _first(values: NDArray[np.uint64]) -> Iterator[tuple[int, int]]:
 def _identities(
     table: Table, spec: TopicSpec, rows: Sequence[FileRows], part: int, parts: int
 ) -> NDArray[np.uint64]:
-    """Return the identities of one part of the rows."""
-    names = [spec.metadata_column(PARTITION), spec.metadata_column(OFFSET)]
+    """Return the identities of one part of the rows. Those of several logs are of partition and
+    time: a later log may have the same offsets, and lower ones."""
+    has_logs = log_number(table) > 0
+    names = [spec.metadata_column(n) for n in (PARTITION, "timestamp" if has_logs else OFFSET)]
     identities = [np.empty(0, np.uint64)]
     for of_file in rows:
         if not len(of_file.positions):
             continue
         columns = read_rows(table, of_file, names).drop_null()
-        partition, offset = (column.to_numpy().astype(np.uint64) for column in columns.columns)
+        partition, place = (column.cast("int64").to_numpy() for column in columns.columns)
+        partition, offset = partition.astype(np.uint64), place.astype(np.uint64)
+        if has_logs:
+            offset = np.clip(place // 1_000, 0, 2 ** int(_OFFSET_BITS) - 1).astype(np.uint64)
         values = (partition << _OFFSET_BITS) + offset
         identities.append(values[offset % np.uint64(parts) == part])
     return np.concatenate(identities)

@@ -50,6 +50,7 @@ from topicberg.tableflow.upsert import key_files, tombstones
 from topicberg.tableflow.upsert.key_hashing import DecodeKeys, KeyHasher, no_decoder, times_of
 from topicberg.tableflow.upsert.keys import KeyIndex, index_of
 from topicberg.tableflow.values.commit import committed
+from topicberg.tableflow.values.logs import check_log
 from topicberg.tableflow.values.skips import current_user
 from topicberg.topics import TopicSpec
 from topicberg.wording import count
@@ -140,8 +141,9 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
 
     :raises SpecError: no other writer changed the rows, and the table is not in write mode upsert
         or has changes of a database; or it was not written by this engine
-    :raises TableflowError: a column that identifies rows was dropped or renamed; or keys of the
-        topic cannot be decoded without their schemas, so that their rows would be deleted
+    :raises TableflowError: the table was read from another log; a column that identifies rows was
+        dropped or renamed; or keys of the topic cannot be decoded without their schemas, so that
+        their rows would be deleted
     :raises CommitConflictError: others kept committing to the table
     """
     restored = _restored(table.refresh(), spec)
@@ -187,6 +189,7 @@ def _deleted(
 
     def attempt() -> Reread:
         head = table.refresh().current_snapshot()
+        check_log(spec.name, table, kafka.topic_id(endpoints, spec.name))
         read()  # after the refresh: the rows of the head are of records that the topic has by now
         if head is None:
             return Reread(by=current_user(), at_ms=started_ms, records=records)

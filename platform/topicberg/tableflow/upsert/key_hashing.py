@@ -55,14 +55,17 @@ class KeyHasher:
         key: UpsertKey | None = None,
         decode: DecodeKeys = no_decoder,
         offset: str = "",
+        time: str = "",
     ) -> None:
         """:param key_columns: the raw key and Kafka's partition; or those of a decoded key
         :param is_decoded: whether keys of a change log are compared by value, whatever their bytes
         :param key: of an upsert table whose keys are decoded
         :param decode: decodes the raw keys of such a table, if its columns do not have the keys
-        :param offset: the column of the offsets of an upsert table whose keys are not decoded
+        :param offset: the column of the offsets of an upsert table whose keys are not decoded;
+            ``time``: of the times
         """
         self.offset = offset if key is None else key.offset
+        self.time = time if key is None else key.time
         self.table_uuid = table.metadata.table_uuid
         self.key, self.decode = key, decode
         self.of = (self.table_uuid, tuple(key_columns), key)
@@ -78,7 +81,7 @@ class KeyHasher:
         """Return what hashes the keys of an upsert table without a change log."""
         if key.is_decoded:
             return cls(table, key.names, key=key, decode=decode)
-        return cls(table, (key.raw, key.partition), offset=key.offset)
+        return cls(table, (key.raw, key.partition), offset=key.offset, time=key.time)
 
     def hashes(self, columns: Sequence[Any], first: int = 0) -> Keys:
         """Return the keys of rows, given their key columns; see :meth:`hashed`."""

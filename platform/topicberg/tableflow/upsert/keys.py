@@ -46,6 +46,7 @@ from topicberg.iceberg.vectors import read_vectors
 from topicberg.tableflow.upsert import key_files
 from topicberg.tableflow.upsert.key_files import HeldKeys, Keys, Seal, in_order, unusable
 from topicberg.tableflow.upsert.key_hashing import KeyHasher, times_of
+from topicberg.tableflow.values.logs import log_number
 
 logger = logging.getLogger(__name__)
 
@@ -194,13 +195,18 @@ class KeyIndex:
             of_file = places[numbers[places] == number]
             of_file = of_file[np.argsort(keys.position[of_file])]
             rows = FileRows(files[number], keys.position[of_file])
-            names = [self.hasher.offset, *([] if key is None else (key.time, key.raw))]
-            column, *of_time = read_rows(table, rows, names).columns
-            times[of_file] = 0 if key is None else times_of(of_time[0], of_time[1], key)
+            names = [self.hasher.offset, self.hasher.time, *([] if key is None else [key.raw])]
+            column, time, *raw = read_rows(table, rows, names).columns
+            if key is not None:
+                times[of_file] = times_of(time, raw[0], key)
+            else:
+                times[of_file] = time.cast("int64").combine_chunks().fill_null(-1).to_numpy()
             offsets[of_file] = column.combine_chunks().fill_null(-1).to_numpy()
         high, low = keys.high[places], keys.low[places]
-        # Of one partition, the higher offset; of several, as between records.
-        places = places[np.lexsort((offsets[places], low, high))]
+        # Of one partition, the higher offset; of several logs, the later time; of several
+        # partitions, as between records.
+        order = [offsets[places], times[places]] if log_number(table) else [offsets[places]]
+        places = places[np.lexsort((*order, low, high))]
         repeated_keys = Keys(
             keys.high[places], keys.low[places], np.arange(len(places), dtype=np.uint32)
         )

@@ -35,6 +35,8 @@ class Committed:
 
     offsets: Offsets = field(default_factory=dict)
     topic_id: str | None = None
+    log: int = 0
+    """The number of the log, see :mod:`.logs`."""
     at_ms: int | None = None
     """When the engine planned the batch."""
     batch_size: str | None = None
@@ -62,6 +64,7 @@ def committed(table: Table, head: Snapshot | None = None) -> Committed:
     return Committed(
         offsets=offsets,
         topic_id=properties.get(summaries.TOPIC_ID),
+        log=int(properties.get(summaries.LOG, 0)),
         at_ms=int(at_ms) if at_ms else None,
         batch_size=properties.get(summaries.BATCH_SIZE),
         key_definition=properties.get(summaries.KEY_DEFINITION),

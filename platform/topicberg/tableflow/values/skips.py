@@ -1,9 +1,9 @@
 """Records that are left out because a user requested it, or because each attempt at them failed.
 
 Both are recorded in the table itself, as its offsets are, so that any engine that plans the next
-batch sees them. A request to skip is a commit on ``main`` (an empty snapshot), so that a batch that
-was planned before it, and may hold the record, is refused. Its entry in the table's properties is
-never removed.
+batch sees them, and count for one log (:mod:`.logs`). A request to skip is a commit on ``main`` (an
+empty snapshot), so that a batch that was planned before it, and may hold the record, is refused.
+Its entry in the table's properties is never removed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from topicberg.kafka.consumer import messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset, parse_offsets
 from topicberg.kafka.records import DamagedRecordsError
 from topicberg.tableflow.values.commit import committed as held_by
+from topicberg.tableflow.values.logs import log_number
 
 SKIP_PREFIX = "topicberg.skip."
-"""Prefix of the table property of each requested skip, followed by partition, dot, offset."""
+"""Prefix of the table property of each requested skip, followed by partition, dot, offset; and dot,
+number of the log, if that is not the first one."""
 FAILING = "topicberg.failing-record."
 """The same, of each record that the engine found to fail by itself."""
 ATTEMPTS = 10
@@ -45,6 +47,11 @@ class Skip(BaseModel):
     by: str
     at_ms: int
     reason: str
+    log: int = 0
+
+    def key(self, prefix: str) -> str:
+        """Return the name of its table property."""
+        return f"{prefix}{self.partition}.{self.offset}" + (f".{self.log}" if self.log else "")
 
     @property
     def place(self) -> PartitionOffset:
@@ -66,23 +73,30 @@ def places(skips: Iterable[Skip], start: Mapping[int, int]) -> dict[PartitionOff
 
 
 def requested(table: Table) -> dict[PartitionOffset, Skip]:
-    """Return the skips that users have requested since the table was created, oldest first."""
-    skips = sorted(_noted(table, SKIP_PREFIX).values(), key=lambda skip: skip.at_ms)
+    """Return the skips that users have requested of the table's log, oldest first."""
+    skips = sorted(_of_log(table, SKIP_PREFIX), key=lambda skip: skip.at_ms)
     return {skip.place: skip for skip in skips}
 
 
 def failing(table: Table) -> list[Skip]:
     """Return what fails by itself and the table has not passed yet."""
-    return [*_noted(table, FAILING).values()]
+    return _of_log(table, FAILING)
 
 
 def committed(table: Table, ends: Mapping[int, int]) -> list[str]:
     """Return the table properties that are obsolete after a commit up to these offsets."""
+    number = log_number(table)
     return [
         key
         for key, skip in _noted(table, FAILING).items()
-        if skip.records[-1] < ends.get(skip.partition, 0)
+        if skip.log != number or skip.records[-1] < ends.get(skip.partition, 0)
     ]
+
+
+def _of_log(table: Table, prefix: str) -> list[Skip]:
+    """Return the skips of the log that the table is read from."""
+    number, skips = log_number(table), _noted(table, prefix).values()
+    return [skip for skip in skips if skip.log == number]
 
 
 def _noted(table: Table, prefix: str) -> dict[str, Skip]:
@@ -90,11 +104,13 @@ def _noted(table: Table, prefix: str) -> dict[str, Skip]:
     return {key: _parsed(text) for key, text in table.properties.items() if key.startswith(prefix)}
 
 
-def note_failing(table: Table, place: PartitionOffset, reason: str, end: int | None = None) -> None:
+def note_failing(
+    table: Table, log: int, place: PartitionOffset, reason: str, end: int | None = None
+) -> None:
     """Record that a record fails; ``end``: after its batch, if the client cannot read that."""
-    skip = _skip(place, "the engine", reason, end)
+    skip = _skip(log, place, "the engine", reason, end)
     with table.transaction() as transaction:
-        transaction.set_properties({f"{FAILING}{place[0]}.{place[1]}": skip.model_dump_json()})
+        transaction.set_properties({skip.key(FAILING): skip.model_dump_json()})
 
 
 def request(
@@ -110,12 +126,14 @@ def request(
     def wanted() -> list[Skip]:
         if _of_place(requested(table).values(), place) is not None:
             return []
-        offsets = held_by(table, table.current_snapshot()).offsets
+        state = held_by(table, table.current_snapshot())
+        offsets = state.offsets
         if not offsets and (first := table.properties.get(FIRST_OFFSETS)):
             offsets = parse_offsets(first)
         _check(endpoints, topic, place, offsets)
         unreadable = _of_place(failing(table), place)
-        return [_skip(place, current_user(), reason, unreadable.end if unreadable else None)]
+        end = unreadable.end if unreadable else None
+        return [_skip(state.log, place, current_user(), reason, end)]
 
     return _request(table, wanted, f"topic {topic}", "run the command again; nothing was changed")
 
@@ -124,11 +142,13 @@ def adopt(table: Table, other: Table) -> None:
     """Request what was requested for another table of the same topic and is still to come here."""
 
     def wanted() -> list[Skip]:
-        offsets, known = held_by(table, table.current_snapshot()).offsets, requested(table)
+        (state, theirs), known = map(held_by, (table, other)), requested(table)
+        if None not in (state.topic_id, theirs.topic_id) and state.topic_id != theirs.topic_id:
+            return []  # they are of other records
         return [
-            skip
+            skip.model_copy(update={"log": state.log})
             for skip in requested(other).values()
-            if skip.place not in known and skip.records[-1] >= offsets.get(skip.partition, 0)
+            if skip.place not in known and skip.records[-1] >= state.offsets.get(skip.partition, 0)
         ]
 
     _request(table, wanted, f"table {'.'.join(table.name())}", "try again; nothing was changed")
@@ -140,7 +160,7 @@ def _request(table: Table, wanted: Callable[[], list[Skip]], name: str, hint: st
     def attempt() -> bool:
         table.refresh()
         if skips := wanted():
-            notes = {f"{SKIP_PREFIX}{s.partition}.{s.offset}": s.model_dump_json() for s in skips}
+            notes = {skip.key(SKIP_PREFIX): skip.model_dump_json() for skip in skips}
             SnapshotChange(table, Operation.APPEND, properties=notes).commit(notes)
         return bool(skips)
 
@@ -183,9 +203,11 @@ def _of_place(skips: Iterable[Skip], place: PartitionOffset) -> Skip | None:
     return next((s for s in skips if s.partition == place[0] and place[1] in s.records), None)
 
 
-def _skip(place: PartitionOffset, by: str, reason: str, end: int | None) -> Skip:
-    now = int(time.time() * 1000)
-    return Skip(partition=place[0], offset=place[1], end=end, by=by, at_ms=now, reason=reason)
+def _skip(log: int, place: PartitionOffset, by: str, reason: str, end: int | None) -> Skip:
+    now, (partition, offset) = int(time.time() * 1000), place
+    return Skip(
+        log=log, partition=partition, offset=offset, end=end, by=by, at_ms=now, reason=reason
+    )
 
 
 def current_user() -> str:
