@@ -24,6 +24,7 @@ FIRST_ADOPTED = "topicberg.first-offsets-adopted"
 TOPIC = "topicberg.topic"
 TOPIC_ID = "topicberg.topic-id"
 END_OFFSETS = "topicberg.end-offsets"
+LOG = "topicberg.log"  # Number of the log whose offsets these are: see `tableflow.values.logs`.
 LAST_RECORDS = "topicberg.last-records"
 """The last record of each partition: see :mod:`topicberg.kafka.last_records`."""
 COMMITTED_AT_MS = "topicberg.committed-at-ms"
