@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -292,6 +292,47 @@ def _open(topic: str) -> tuple[TopicSpec, Table, Endpoints]:
     return spec, table, endpoints
 
 
+def replay(
+    topic: Topic,
+    since: Annotated[
+        datetime | None, typer.Option(help="only records of this time in Kafka (UTC), or later")
+    ] = None,
+    reason: Annotated[
+        str, typer.Option(help="only records with this text in their reason", show_default="all")
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show what would become of the records")
+    ] = False,
+) -> None:
+    """Read the records again that were skipped or dead-lettered, once what was wrong is fixed.
+
+    They are read from the topic, else from the dead letters, with the schemas and the spec of now.
+    What can be decoded is inserted once, whatever is killed; the rest keeps waiting. In write mode
+    upsert, no record replaces a later one of its key, or brings a deleted key back.
+    """
+    from topicberg.tableflow.service.replay import FAILED, OUTCOMES, replay
+
+    spec, _, endpoints = _open(topic)
+    since_ms = None if since is None else int(since.replace(tzinfo=UTC).timestamp() * 1000)
+    done = replay(
+        spec,
+        endpoints,
+        settings(),
+        reason=reason,
+        since_ms=since_ms,
+        is_dry=dry_run,
+        report=lambda progress: echo(progress, err=True),
+    )
+    rows = [(name, f"{done.counts[name]:,}", why) for name, why in OUTCOMES.items()]
+    rows += [("", f"{number:,}", cell(why)) for why, number in done.failed.most_common()]
+    if done.unrecorded:
+        rows.append(("", f"{done.unrecorded:,}", "skipped before offsets were recorded"))
+    title = f"{topic}: nothing was changed, these would be the results" if dry_run else topic
+    print_table(("records", "", ""), [row for row in rows if row[1] != "0"], title=title)
+    if done.counts[FAILED]:
+        echo(f"fix what is wrong with these, then run `topicberg tableflow replay {topic}` again")
+
+
 def acknowledge(topic: Topic) -> None:
     """Acknowledge the records that were left out, so that the check skipped_rows passes again."""
     from topicberg.checks import topic as checks
@@ -534,9 +575,10 @@ def _notes(state: TopicStatus) -> Iterator[str]:
     if state.activity:
         yield state.activity
     if state.rows_skipped:
+        replayed = f", {state.rows_replayed:,} of them replayed" if state.rows_replayed else ""
         yield (
             f"{count(state.rows_skipped, 'record')} skipped or dead-lettered since the table was "
-            "created; the check skipped_rows says which are not acknowledged"
+            f"created{replayed}; the check skipped_rows says which are not acknowledged"
         )
     yield from (
         f"partition {partition}: records from offset {transaction.offset} on wait for the end of a "
@@ -575,7 +617,7 @@ def _notes(state: TopicStatus) -> Iterator[str]:
 
 
 for _command in (
-    *(enable, disable, status, resume, skip, reread, acknowledge, upgrade, run, serve),
+    *(enable, disable, status, resume, skip, reread, replay, acknowledge, upgrade, run, serve),
     maintain,
 ):
     app.command()(_command)

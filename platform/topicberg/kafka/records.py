@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ class Records:
         """Make room for a record that is larger than the empty arrays, or raise MemoryError."""
         self._allocate(4 * self.size)
 
-    def append(self, messages: Sequence[Message]) -> int:
+    def append(self, messages: Sequence[Message | GivenRecord]) -> int:
         """Add messages of the Python client; return how many of them fit."""
         first, count = self.count, min(len(messages), self.rows - self.count)
         messages = messages[:count]
@@ -169,13 +170,51 @@ class Records:
         return headers or None
 
 
-def epoch_of(message: Message) -> int:
+@dataclass(frozen=True, slots=True)
+class GivenRecord:
+    """A record as a message of the Python client has it, which other processes can get."""
+
+    pair: tuple[bytes | None, bytes | None]
+    place: tuple[int, int]
+    """Partition and offset."""
+    time: tuple[int, int]
+    """Its type and milliseconds, as in :class:`Records`."""
+    pairs: list[tuple[str, Any]]
+
+    def key(self) -> bytes | None:
+        return self.pair[0]
+
+    def value(self) -> bytes | None:
+        return self.pair[1]
+
+    def partition(self) -> int:
+        return self.place[0]
+
+    def offset(self) -> int:
+        return self.place[1]
+
+    def timestamp(self) -> tuple[int, int]:
+        return self.time
+
+    def headers(self) -> list[tuple[str, Any]]:
+        return self.pairs
+
+    def leader_epoch(self) -> int:
+        return -1
+
+    @property
+    def size(self) -> int:
+        parts = (*self.pair, *(part for _, part in self.pairs))
+        return sum(len(part or b"") for part in parts)
+
+
+def epoch_of(message: Message | GivenRecord) -> int:
     """Return the epoch of the leader that got a message of the Python client; -1: not known."""
     epoch = message.leader_epoch()
     return -1 if epoch is None else epoch
 
 
-def headers_of(message: Message) -> list[tuple[str, Any]] | None:
+def headers_of(message: Message | GivenRecord) -> list[tuple[str, Any]] | None:
     """Return the headers of a message of the Python client; None: one's name is not UTF-8."""
     try:
         listed: Any = message.headers()
@@ -184,7 +223,7 @@ def headers_of(message: Message) -> list[tuple[str, Any]] | None:
     return listed or []
 
 
-def _readable_headers(message: Message) -> list[tuple[str, Any]]:
+def _readable_headers(message: Message | GivenRecord) -> list[tuple[str, Any]]:
     if (headers := headers_of(message)) is not None:
         return headers
     partition, offset = message.partition() or 0, message.offset() or 0

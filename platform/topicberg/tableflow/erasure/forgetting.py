@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
-from pydantic import BaseModel, ValidationError
 from pyiceberg.table import Table
 
 from topicberg.endpoints import Endpoints
@@ -30,19 +28,11 @@ from topicberg.tableflow.erasure.steps import Erased, Erasure
 from topicberg.tableflow.layout import message_fields, upsert_key
 from topicberg.tableflow.table.foreign_commits import ForeignWatch
 from topicberg.tableflow.upsert import keys
+from topicberg.tableflow.values.commit import committed
+from topicberg.tableflow.values.forgotten import FORGOTTEN, MOST_PARTITIONS, Forgotten
+from topicberg.tableflow.values.logs import log_number
 from topicberg.tableflow.values.skips import current_user
 from topicberg.topics.deadletters import dead_letter_spec
-
-FORGOTTEN = "topicberg.forgotten."  # Of table properties; the digest of an erased key follows.
-
-
-class Forgotten(BaseModel):
-    """The record of an erasure."""
-
-    by: str
-    at_ms: int
-    rows: int
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -161,8 +151,10 @@ class Forgetting:
 
     def _note(self, table: Table, rows: int) -> dict[str, str]:
         name = FORGOTTEN + self.key_rows.key.digest(table.metadata.table_uuid)
-        with suppress(ValidationError):
-            rows += Forgotten.model_validate_json(table.properties.get(name, "")).rows
+        rows += Forgotten.load(table.properties.get(name, "")).rows
         now = int(time.time() * 1000)
-        done = Forgotten(by=current_user(), at_ms=now, rows=rows, reason=self.reason)
+        by, log = current_user(), log_number(table)
+        done = Forgotten(by=by, at_ms=now, rows=rows, reason=self.reason, log=log)
+        offsets = committed(table, table.current_snapshot()).offsets
+        done.offsets = offsets if len(offsets) <= MOST_PARTITIONS else None
         return {name: done.model_dump_json()}

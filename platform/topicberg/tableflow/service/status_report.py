@@ -23,7 +23,10 @@ from topicberg.topics import TopicSpec
 
 logger = logging.getLogger(__name__)
 
-_STATE = ("end_offsets", "rows_skipped", "skip_requests", "missed_deletes", "keys", "unproven")
+_STATE = (
+    *("end_offsets", "rows_skipped", "rows_replayed", "skip_requests", "missed_deletes", "keys"),
+    "unproven",
+)
 """Fields of a commit that the status repeats, and that may change without new records."""
 
 
