@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,15 +16,24 @@ import fastavro
 import pytest
 from confluent_kafka.schema_registry import Schema
 from kafka_topics import encode
+from memory_kafka import topic_of
 from memory_topic import MemoryTopic, memory_topic
 from pyiceberg.catalog.sql import SqlCatalog
 
+from topicberg.checks.topic import check_skipped
+from topicberg.errors import SpecError
 from topicberg.formats.framing import wire_prefix
+from topicberg.iceberg.commits import move_main
+from topicberg.iceberg.maintenance.orphans import known_files
+from topicberg.iceberg.shared_keys import waiting_files
 from topicberg.kafka.offsets import PartitionOffset
 from topicberg.tableflow.erasure.forgetting import Forgetting
 from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
+from topicberg.tableflow.rejected.waiting import Waiting
 from topicberg.tableflow.service import replay as module
 from topicberg.tableflow.service.replay import Replay, replay
+from topicberg.tableflow.table import batch_commit
+from topicberg.tableflow.values import skips
 
 SEEDS = range(int(os.environ.get("TOPICBERG_TEST_HISTORIES", "6")))
 KEY_FIELD = {"name": "id", "type": "string"}
@@ -248,8 +258,8 @@ def history_of(folder: Path, patch: pytest.MonkeyPatch, seed: int, **given: Any)
         given.pop("mode", rng.choice(("SKIP", "LOG"))),
     )
     section = {"format": "json", "framing": "none"} if kind == "plain" else {"format": kind.lower()}
-    if rng.random() < 0.5:
-        given.setdefault("key", {"format": "avro"})
+    if seed and rng.random() < 0.5:
+        given["key"] = {"format": "avro"}
     topic = memory_topic(
         folder,
         patch,
@@ -293,3 +303,193 @@ def test_replay_of_random_histories_inserts_each_record_once_and_revives_none(
     history.check()
     history.send()
     history.step()
+
+
+def inserted(done: Replay) -> int:
+    return done.counts["inserted"]
+
+
+def late_history(folder: Path, patch: pytest.MonkeyPatch, kinds: str, **given: Any) -> History:
+    """Return a topic whose table has read these records: Good, Late or Delete, of one key."""
+    given = {"format": "AVRO", "mode": "SKIP", "write_mode": "append"} | given
+    history = history_of(folder, patch, 0, **given)
+    names = {"G": "good", "L": "late", "D": "delete"}
+    for number, kind in enumerate(kinds):
+        history.topic.produce(0, history.key(2), history.value(number, names[kind]), time_ms=number)
+    history.step()
+    return history
+
+
+def numbers(history: History) -> list[int]:
+    return sorted(row["n"] for row in history.topic.rows())
+
+
+def test_replay_after_a_rollback_inserts_again_what_the_snapshot_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = late_history(tmp_path, monkeypatch, "GLL", key={"format": "none"})
+    before = history.engine.table().current_snapshot()
+    assert before is not None
+    history.fix()
+    assert inserted(history.replay(since_ms=2)) == 1
+    table = history.engine.table()
+    named = waiting_files(table.location(), table.metadata.snapshots)
+    assert len(named) == 2
+    assert named <= set(known_files(table))
+    table.catalog.commit_table(table, (), (move_main(table, before.snapshot_id),))
+    assert numbers(history) == [0]
+    assert inserted(history.replay()) == 2
+    history.step()
+    assert numbers(history) == [0, 1, 2]
+    assert inserted(history.replay()) == 0
+
+
+def test_check_of_skipped_rows_shows_reasons_until_they_are_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = late_history(tmp_path, monkeypatch, "GLL")
+    finding = check_skipped(history.topic.spec, history.engine.table())
+    assert "the value names schema 5, which" in finding.what
+    assert finding.what.endswith(": 2")
+    assert "`topicberg tableflow replay shop.customers`" in (finding.remediation or "")
+    assert finding.since is not None
+    history.fix()
+    assert inserted(history.replay(reason="another")) == 0
+    assert inserted(history.replay(reason="schema 5")) == 2
+    assert check_skipped(history.topic.spec, history.engine.table()).passed
+    assert history.engine.step().rows_replayed == 2
+
+
+def test_dead_letters_of_an_earlier_version_are_replayed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(batch_commit.BatchCommitter, "_waiting", lambda *_: {})
+        history = late_history(tmp_path, monkeypatch, "GLL", mode="LOG")
+    for message in [*history.topic.kafka.topics["error_log"].partitions[0]]:
+        history.topic.kafka.topics["error_log"].produce(0, *message.own)
+    history.topic.produce(0, history.key(2), history.value(3, "late"))
+    history.step()
+    history.topic.beginning[0] = 2
+    history.fix()
+    assert inserted(history.replay(is_dry=True)) == inserted(history.replay()) == 3
+    assert inserted(history.replay()) == 0
+    assert numbers(history) == [0, 1, 2, 3]
+
+
+def test_record_that_only_a_truncated_dead_letter_has_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = history_of(tmp_path, monkeypatch, 0, format="JSON", mode="LOG", write_mode="append")
+    history.topic.kafka.topics["error_log"] = topic_of(1, **{"max.message.bytes": "2000"})
+    for size in (10, 5_000):
+        text = b'{"n": 1, "m": "%s"}' % (b"x" * size)
+        history.topic.produce(0, None, wire_prefix(LATE) + text)
+    history.step()
+    history.topic.beginning[0] = 2
+    history.fix()
+    done = history.replay()
+    assert (inserted(done), done.counts["truncated"]) == (1, 1)
+    assert not Waiting.load(history.engine.table()).count
+
+
+@pytest.mark.parametrize(
+    ("kinds", "lost", "outcome", "rows"),
+    [
+        ("GL", 0, "inserted", [1]),
+        ("LG", 0, "superseded", [1]),
+        ("LD", 0, "deleted later", []),
+        ("GLL", 0, "superseded", [2]),
+        ("GL", 2, "inserted", [1]),
+        ("LG", 2, "superseded", [1]),
+        ("LD", 2, "uncertain", []),
+        ("L", 1, "uncertain", []),
+    ],
+)
+def test_replay_in_an_upsert_table_keeps_what_came_later(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kinds: str,
+    lost: int,
+    outcome: str,
+    rows: list[int],
+) -> None:
+    history = late_history(tmp_path, monkeypatch, kinds, mode="LOG", write_mode="upsert")
+    history.topic.beginning[0] = lost
+    history.fix()
+    assert history.replay().counts[outcome] == 1
+    assert numbers(history) == rows
+
+
+def test_key_with_records_in_several_partitions_is_not_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"write_mode": "upsert", "key": {"format": "avro"}}
+    history = late_history(tmp_path, monkeypatch, "L", **given)
+    history.topic.produce(1, history.key(2), history.value(7, "good"), time_ms=0)
+    history.step()
+    history.fix()
+    assert history.replay().counts["uncertain"] == 1
+    assert numbers(history) == [7]
+
+
+def test_value_that_was_forgotten_is_not_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = late_history(tmp_path, monkeypatch, "GLL", key={"format": "none"})
+    spec, endpoints, config = history.topic.spec, history.topic.endpoints, history.topic.config
+    rows = KeyRows.parse(spec, "1", endpoints, config, where="n")
+    forgetting = Forgetting(rows, topic_targets(spec, config, rows.key), endpoints, config)
+    table = history.engine.table()
+    with table.transaction() as transaction:
+        transaction.set_properties(forgetting._note(table, 0))
+    history.fix()
+    done = history.replay()
+    assert (inserted(done), done.counts["forgotten"]) == (1, 1)
+    history.topic.produce(0, None, history.value(1, "good"))
+    history.step()
+    assert numbers(history) == [0, 1, 2]
+
+
+def test_record_that_a_user_skipped_is_replayed_and_of_two_replays_one_inserts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = late_history(tmp_path, monkeypatch, "GL")
+    topic = history.topic
+    topic.produce(0, None, history.value(2, "good"))
+    assert skips.request(history.engine.table(), topic.endpoints, topic.spec.name, (0, 2), "why")
+    history.step()
+    history.fix()
+    results = list[Replay]()
+    other = topic.interrupted(lambda: results.append(history.replay()))
+    done = replay(topic.spec, other.endpoints, topic.config)
+    assert (inserted(results[0]), inserted(done)) == (2, 0)
+    assert numbers(history) == [0, 1, 2]
+
+
+def test_replay_of_folded_changes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"changelog": {"format": "debezium"}, "key": {"format": "avro"}}
+    topic = memory_topic(
+        tmp_path, monkeypatch, schema={"format": "avro"}, write_mode="upsert", **given
+    )
+    with pytest.raises(SpecError, match="follow from all changes in their order"):
+        replay(topic.spec, topic.endpoints, topic.config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write_mode", ["append", "upsert"])
+def test_many_dead_letters_are_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_mode: str
+) -> None:
+    history = history_of(tmp_path, monkeypatch, 0, format="AVRO", mode="LOG", write_mode=write_mode)
+    for number in range(100_000):
+        history.topic.produce(number % 2, b"%d" % number, history.value(number, "late"))
+    history.step()
+    history.topic.beginning[0] = 50_000
+    history.fix()
+    start = time.monotonic()
+    done = history.replay()
+    print(f"{time.monotonic() - start:.1f} s")  # noqa: T201
+    assert done.counts["inserted"] == (100_000 if write_mode == "append" else 50_000)
