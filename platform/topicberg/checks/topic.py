@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Any
 
 from pyiceberg.table import Table
@@ -426,8 +426,8 @@ def check_skipped(spec: TopicSpec, table: Table) -> Finding:
         "SUSPEND": "the mode is SUSPEND now; those skipped in mode LOG are in the dead-letter "
         "topic of that time, the others only in the topic",
     }
-    reasons = dict(islice(waiting.by_reason(), MOST_REASONS))
-    why = "".join(f"; {text}: {number:,}" for text, number in reasons.items())
+    reasons = sorted(((len(each), why.text) for why, each in waiting.offsets.items()), reverse=True)
+    why = "".join(f"; {text}: {number:,}" for number, text in reasons[:MOST_REASONS])
     since_ms = min(waiting.since_ms.values(), default=None)
     is_folded = spec.changelog is not None and spec.write_mode == "upsert"
     repair = "let the connector read the rows again with an incremental snapshot"

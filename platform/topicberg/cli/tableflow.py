@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -310,19 +311,12 @@ def replay(
     What can be decoded is inserted once, whatever is killed; the rest keeps waiting. In write mode
     upsert, no record replaces a later one of its key, or brings a deleted key back.
     """
-    from topicberg.tableflow.service.replay import FAILED, OUTCOMES, replay
+    from topicberg.tableflow.service.replay import FAILED, OUTCOMES, Replay
 
     spec, _, endpoints = _open(topic)
     since_ms = None if since is None else int(since.replace(tzinfo=UTC).timestamp() * 1000)
-    done = replay(
-        spec,
-        endpoints,
-        settings(),
-        reason=reason,
-        since_ms=since_ms,
-        is_dry=dry_run,
-        report=lambda progress: echo(progress, err=True),
-    )
+    done = Replay(spec, endpoints, settings(), reason, since_ms, dry_run, partial(echo, err=True))
+    done.run()
     rows = [(name, f"{done.counts[name]:,}", why) for name, why in OUTCOMES.items()]
     rows += [("", f"{number:,}", cell(why)) for why, number in done.failed.most_common()]
     if done.unrecorded:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from confluent_kafka import KafkaError, Message
@@ -170,16 +170,23 @@ class Records:
         return headers or None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GivenRecord:
     """A record as a message of the Python client has it, which other processes can get."""
 
     pair: tuple[bytes | None, bytes | None]
     place: tuple[int, int]
-    """Partition and offset."""
-    time: tuple[int, int]
-    """Its type and milliseconds, as in :class:`Records`."""
+    time: tuple[int, int]  # Its type and milliseconds, as in :class:`Records`.
     pairs: list[tuple[str, Any]]
+    epoch: int = -1
+
+    @classmethod
+    def of(cls, message: Message) -> Self:
+        """Return a message, or raise DamagedRecordsError: the name of a header is not UTF-8."""
+        place = message.partition() or 0, message.offset() or 0
+        pair: Any = message.key(), message.value()
+        headers, epoch = _readable_headers(message), epoch_of(message)
+        return cls(pair, place, message.timestamp(), headers, epoch)
 
     def key(self) -> bytes | None:
         return self.pair[0]
@@ -200,12 +207,11 @@ class GivenRecord:
         return self.pairs
 
     def leader_epoch(self) -> int:
-        return -1
+        return self.epoch
 
     @property
     def size(self) -> int:
-        parts = (*self.pair, *(part for _, part in self.pairs))
-        return sum(len(part or b"") for part in parts)
+        return sum(len(part or b"") for part in (*self.pair, *(part for _, part in self.pairs)))
 
 
 def epoch_of(message: Message | GivenRecord) -> int:

@@ -31,7 +31,7 @@ from topicberg.tableflow.erasure.forgetting import Forgetting
 from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
 from topicberg.tableflow.rejected.waiting import Waiting
 from topicberg.tableflow.service import replay as module
-from topicberg.tableflow.service.replay import Replay, replay
+from topicberg.tableflow.service.replay import Replay
 from topicberg.tableflow.table import batch_commit
 from topicberg.tableflow.values import skips
 
@@ -143,7 +143,8 @@ class History:
         self.engine = self.topic.ingestor()
 
     def replay(self, **options: Any) -> Replay:
-        return replay(self.topic.spec, self.topic.endpoints, self.topic.config, **options)
+        topic = self.topic
+        return Replay(topic.spec, topic.endpoints, topic.config, **options).run()
 
     def replay_disturbed(self) -> None:
         """Replay while an engine commits, or until the process is killed."""
@@ -203,11 +204,7 @@ class History:
             self.step()
         rows = KeyRows.parse(self.topic.spec, f"k{key}", self.topic.endpoints, self.topic.config)
         targets = topic_targets(self.topic.spec, self.topic.config, rows.key)
-        table = self.engine.table()
-        forgetting = Forgetting(rows, targets, self.topic.endpoints, self.topic.config)
-        if forgetting.erase(targets[0]).rows or forgetting._note(table, 0):
-            with table.refresh().transaction() as transaction:
-                transaction.set_properties(forgetting._note(table, 0))
+        Forgetting(rows, targets, self.topic.endpoints, self.topic.config).erase(targets[0])
         for place, sent in self.sent.items():
             if sent.key == key and place[1] < len(self.topic.partitions[place[0]]):
                 sent.is_forgotten = True
@@ -440,9 +437,7 @@ def test_value_that_was_forgotten_is_not_replayed(
     spec, endpoints, config = history.topic.spec, history.topic.endpoints, history.topic.config
     rows = KeyRows.parse(spec, "1", endpoints, config, where="n")
     forgetting = Forgetting(rows, topic_targets(spec, config, rows.key), endpoints, config)
-    table = history.engine.table()
-    with table.transaction() as transaction:
-        transaction.set_properties(forgetting._note(table, 0))
+    forgetting.remember()
     history.fix()
     done = history.replay()
     assert (inserted(done), done.counts["forgotten"]) == (1, 1)
@@ -462,7 +457,7 @@ def test_record_that_a_user_skipped_is_replayed_and_of_two_replays_one_inserts_i
     history.fix()
     results = list[Replay]()
     other = topic.interrupted(lambda: results.append(history.replay()))
-    done = replay(topic.spec, other.endpoints, topic.config)
+    done = Replay(topic.spec, other.endpoints, topic.config).run()
     assert (inserted(results[0]), inserted(done)) == (2, 0)
     assert numbers(history) == [0, 1, 2]
 
@@ -475,7 +470,7 @@ def test_replay_of_folded_changes_is_refused(
         tmp_path, monkeypatch, schema={"format": "avro"}, write_mode="upsert", **given
     )
     with pytest.raises(SpecError, match="follow from all changes in their order"):
-        replay(topic.spec, topic.endpoints, topic.config)
+        Replay(topic.spec, topic.endpoints, topic.config).run()
 
 
 @pytest.mark.slow

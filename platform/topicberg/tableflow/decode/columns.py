@@ -274,10 +274,11 @@ class _Part:
         if KEY not in self.plan.decoded:
             raw = _chosen(self.sent[KEY].part(self.first, self.to), self.is_row)
             keys = {KEY: raw.cast(pa.string()) if KEY in self.plan.text else raw}
-        numbers, of_table = self.numbers, {f.name for f in self.plan.target.schema.fields}
+        of_table = {field.name for field in self.plan.target.schema.fields}
         columns = {name: column for name, column in columns.items() if name in of_table}
-        places = self.records.partitions[numbers], self.records.offsets[numbers]
-        return dict.fromkeys(forgotten.rows(keys, columns, *places), FORGOTTEN)
+        parts = (self.records.partitions[self.numbers], self.records.offsets[self.numbers])
+        places = list(zip(*(part.tolist() for part in parts), strict=True))
+        return dict.fromkeys(forgotten.rows({**columns, **keys}, places), FORGOTTEN)
 
     def _raw(self, column: str) -> dict[str, pa.Array]:
         """Return the keys, or the values, of the rows as they were sent, if they are a column."""

@@ -15,17 +15,21 @@ from functools import partial
 
 import pyarrow as pa
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
 
 from topicberg.endpoints import Endpoints
+from topicberg.errors.retry import retry
 from topicberg.formats.metadata import PARTITION, RAW_KEY
 from topicberg.iceberg import delta, tables
+from topicberg.iceberg.change import SnapshotChange
 from topicberg.kafka import topics as kafka
 from topicberg.settings import Settings
 from topicberg.tableflow.erasure.locations import Found, file_batches, find, prove
 from topicberg.tableflow.erasure.records import KafkaKey, KeyRecords, described_topic, records_of
 from topicberg.tableflow.erasure.rows import ErasureTarget, KeyRows
-from topicberg.tableflow.erasure.steps import Erased, Erasure
+from topicberg.tableflow.erasure.steps import ATTEMPTS, Erased, Erasure
 from topicberg.tableflow.layout import message_fields, upsert_key
+from topicberg.tableflow.rejected.waiting import Waiting
 from topicberg.tableflow.table.foreign_commits import ForeignWatch
 from topicberg.tableflow.upsert import keys
 from topicberg.tableflow.values.commit import committed
@@ -143,7 +147,20 @@ class Forgetting:
         done = Erasure(table, rows, target.time, partial(self._note, table), rebuild_delta).erase()
         if spec is not None:
             keys.forget_files(self.config.state_dir, spec.name, table, done.replaced)
+            if not done.rows:
+                self.remember()
         return done
+
+    def remember(self) -> None:
+        """Record the erasure in the topic's table if a replay may find records of the key."""
+        table = tables.find_table(self.key_rows.catalog, self.targets[0].identifier)
+
+        def attempt(table: Table) -> None:
+            # A replay that was planned before is refused.
+            SnapshotChange(table.refresh(), Operation.APPEND).commit(self._note(table, 0))
+
+        if table is not None and Waiting.load(table).count:
+            retry(partial(attempt, table), ATTEMPTS)
 
     def prove(self, target: ErasureTarget) -> Found | None:
         """Read all of a table, or raise: it has the key; None: it cannot have it."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from io import BytesIO
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import fastavro
@@ -48,7 +49,8 @@ from topicberg.tableflow.values.logs import log_number
 from topicberg.tableflow.values.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP, wrong_header
 from topicberg.tableflow.values.offsets import OffsetSet
 from topicberg.topics import TopicSpec
-from topicberg.topics.deadletters import dead_letter_spec
+from topicberg.topics.deadletters import ERROR_LOG_SCHEMA, dead_letter_spec
+from topicberg.topics.schema import schema_path
 from topicberg.wording import count
 
 logger = logging.getLogger(__name__)
@@ -322,86 +324,49 @@ class DeadLetters:
 
 
 class DeadLetter(NamedTuple):
-    """A dead letter that topicberg wrote for a record of a topic."""
+    """A record, as far as a dead letter has it."""
 
-    topic_id: str
-    log: int
-    at_ms: int
-    """When the record was rejected."""
-    reason: str
     record: GivenRecord
     is_whole: bool
-    """Whether it has all of the record."""
 
 
-def read_dead_letters(spec: TopicSpec, endpoints: Endpoints) -> Iterator[DeadLetter]:
-    """Yield what the dead-letter topic has of a topic, in order; nothing if it does not exist.
+def read_dead_letters(
+    spec: TopicSpec, endpoints: Endpoints, log: int, topic_id: str | None
+) -> Iterator[DeadLetter]:
+    """Yield the dead letters of a table's log, in order; none if their topic does not exist.
 
-    :raises TopicbergError: Kafka or the schema registry does not answer
+    :raises TopicbergError: Kafka does not answer
     """
     target, prefix = dead_letter_spec(spec).name, f"{spec.name}-".encode()
+    schema = fastavro.parse_schema(json.loads(schema_path(Path(), ERROR_LOG_SCHEMA).read_text()))
     try:
-        log = kafka.topic_log(endpoints, target)
+        ends = kafka.topic_log(endpoints, target)
     except kafka.NoSuchTopicError:
         return
-    ranges = {p: (log.beginning.get(p, 0), end) for p, end in log.end.items()}
-    registry, schemas_by_id = endpoints.schema_registry_client(), dict[int, Any]()
+    ranges = {p: (ends.beginning.get(p, 0), end) for p, end in ends.end.items()}
     for message in messages(endpoints, target, ranges):
-        value, key = message.value() or b"", message.key() or b""
-        if len(value) < WIRE_BYTES or not key.startswith(prefix):
-            continue
-        number = int.from_bytes(value[1:WIRE_BYTES], "big")
-        if number not in schemas_by_id:
-            schemas_by_id[number] = _parsed_schema(registry, number)
-        if (schema := schemas_by_id[number]) is None:
+        if not (message.key() or b"").startswith(prefix):
             continue
         try:
-            entry: Any = fastavro.schemaless_reader(BytesIO(value[WIRE_BYTES:]), schema, None)
-        except Exception:  # noqa: S112  another writer's, of bytes that are no dead letter
+            content = BytesIO((message.value() or b"")[WIRE_BYTES:])
+            entry: Any = fastavro.schemaless_reader(content, schema, None)
+        except Exception:  # noqa: S112  another writer's
             continue
         source, details = entry["source_record"], entry["error_details"]
-        if entry["processor"] != PROCESSOR or source["topic"] != spec.name:
+        of_log = details.get("topic_id"), int(details.get("log", 0))
+        own = PROCESSOR, spec.name, topic_id, log
+        if (entry["processor"], source["topic"], *of_log) != own:
             continue
         time_ms = int(details.get("timestamp", NO_TIMESTAMP))
-        if source["timestamp"] is not None:
-            time_ms = _milliseconds(source["timestamp"])
-        is_broker = source["timestamp_type"] == "LOG_APPEND_TIME"
-        pair = source["key"], source["value"]
+        if (moment := source["timestamp"]) is not None:
+            time_ms = (moment - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
+        pair, place = (source["key"], source["value"]), (source["partition"], source["offset"])
+        kind = 1 + (source["timestamp_type"] == "LOG_APPEND_TIME")
         # Of records that the client cannot read, and of their headers, it has nothing.
         is_read = (pair, time_ms) != ((None, None), NO_TIMESTAMP)
         has_headers = not entry["error_message"].endswith(wrong_header("")[-20:])
-        yield DeadLetter(
-            topic_id=details.get("topic_id", ""),
-            log=int(details.get("log", 0)),
-            at_ms=_milliseconds(entry["error_timestamp"]),
-            reason=entry["error_message"],
-            record=GivenRecord(
-                pair=pair,
-                place=(source["partition"], source["offset"]),
-                time=(1 + is_broker, time_ms),
-                pairs=list(source["headers"].items()),
-            ),
-            is_whole="truncated" not in details and is_read and has_headers,
-        )
-
-
-def _milliseconds(moment: datetime) -> int:
-    return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
-
-
-def _parsed_schema(registry: Any, number: int) -> Any:
-    """Return the parsed schema of an id; None: it is not that of dead letters."""
-    with registry_errors(f"the schema {number} of dead letters"):
-        try:
-            schema = json.loads(registry.get_schema(number).schema_str)
-        except SchemaRegistryError as error:
-            if error.http_status_code != NOT_FOUND:
-                raise
-            return None
-        except ValueError:  # it is of another format
-            return None
-    is_ours = isinstance(schema, dict) and schema.get("name") == "ErrorLog"
-    return fastavro.parse_schema(schema) if is_ours else None
+        record = GivenRecord(pair, place, (kind, time_ms), [*source["headers"].items()])
+        yield DeadLetter(record, "truncated" not in details and is_read and has_headers)
 
 
 def _fields(message: Message) -> dict[str, Any]:

@@ -46,7 +46,6 @@ from topicberg.tableflow.upsert import tombstones
 from topicberg.tableflow.upsert.batch_keys import BatchKeys, WrittenKeys
 from topicberg.tableflow.upsert.key_hashing import KeyState
 from topicberg.tableflow.values import commit, skips
-from topicberg.tableflow.values.logs import log_number
 from topicberg.tableflow.values.offsets import OffsetSet
 from topicberg.topics import TopicSpec
 from topicberg.wording import count
@@ -59,11 +58,10 @@ class SchemasFoundError(Exception):
 
 
 class Replayed(NamedTuple):
-    """What a snapshot records of a replay."""
+    """What a snapshot records of a replay: rows that it inserts, and what is still left out."""
 
     rows: int
     waiting: Waiting
-    """What is still left out after it."""
 
 
 class BatchCommitter:
@@ -174,7 +172,7 @@ class BatchCommitter:
             name = into.committed.waiting
             return {} if name is None else {summaries.WAITING: name}
         waiting = Waiting.load(into.table, into.head)
-        waiting.add(log_number(into.table, into.head), plan.topic_id, reasons)
+        waiting.add(plan.topic_id, reasons)
         return waiting.write(into.table)
 
     def handle_rejected(self, plan: BatchPlan, table: Table, rejections: Rejections) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
@@ -98,9 +100,8 @@ class LaterRecords:
         rows = described(keyed, self._index)
         mask = int(KEY_BITS) if self._key.is_decoded else (1 << 64) - 1
         later = defaultdict[_Key, list[tuple[int, int, bool]]](list)
-        for high, low, *place, deletes, _ in self._keys[
-            np.isin(self._keys["high"], rows["high"])
-        ].tolist():
+        equal = self._keys[np.isin(self._keys["high"], rows["high"])]
+        for high, low, *place, deletes, _ in equal.tolist():
             later[high, low & mask].append((*place, deletes))
         held = {} if head is None else self._rows(table, head, rows, mask)
         outcomes = dict[PartitionOffset, str]()
@@ -119,20 +120,15 @@ class LaterRecords:
         return outcomes
 
     def _rows(
-        self, table: Table, head: Snapshot, rows: np.ndarray, mask: int
+        self, table: Table, head: Snapshot, rows: NDArray[Any], mask: int
     ) -> Mapping[_Key, list[tuple[int, int]]]:
         """Return partition and offset of the rows that the table has of some keys."""
-        _, first = np.unique(
-            np.stack([rows["high"], rows["low"] & np.uint64(mask)], axis=1),
-            axis=0,
-            return_index=True,
-        )
+        masked = np.stack([rows["high"], rows["low"] & np.uint64(mask)], axis=1)
+        first = np.unique(masked, axis=0, return_index=True)[1]
         keys = in_order(rows["high"][first], rows["low"][first])
         held = defaultdict[_Key, list[tuple[int, int]]](list)
-        names = [self._key.partition, self._key.offset]
         for of_file, wanted in self._index.keyed_rows(table, head, keys):
-            columns = read_rows(table, of_file, names).columns
-            places = zip(*(column.to_pylist() for column in columns), strict=True)
-            for place, number in zip(places, wanted.tolist(), strict=True):
-                held[int(keys.high[number]), int(keys.low[number]) & mask].append(place)
+            columns = read_rows(table, of_file, [self._key.partition, self._key.offset]).columns
+            for number, *place in zip(wanted, *(c.to_pylist() for c in columns), strict=True):
+                held[int(keys.high[number]), int(keys.low[number]) & mask].append((*place,))
         return held

@@ -15,9 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 from pyiceberg.table import Table
 
@@ -65,54 +63,42 @@ class ForgottenKeys:
 
     table: UUID
     ends: Mapping[str, Offsets | None]
-    """By digest: where records are of after the erasure; None: none is."""
-    key: Sequence[str]
-    """The columns of the topic's keys."""
+    """By digest: from where on records are not affected; None: all are."""
+    key: Sequence[str]  # The columns of the topic's keys.
 
     @classmethod
     def of(cls, table: Table, key: Sequence[str], log: int) -> ForgottenKeys | None:
         """Return what was forgotten, or None: nothing was."""
-        ends = dict[str, Offsets | None]()
-        for name, text in table.properties.items():
-            if name.startswith(FORGOTTEN):
-                done = Forgotten.load(text)
-                if done.log >= log:
-                    ends[name.removeprefix(FORGOTTEN)] = done.offsets if done.log == log else None
+        forgotten = {
+            name.removeprefix(FORGOTTEN): Forgotten.load(text)
+            for name, text in table.properties.items()
+            if name.startswith(FORGOTTEN)
+        }
+        ends = {
+            name: done.offsets if done.log == log else None
+            for name, done in forgotten.items()
+            if done.log >= log
+        }
         return cls(table.metadata.table_uuid, ends, key) if ends else None
 
     def rows(
-        self,
-        keys: Mapping[str, pa.Array],
-        columns: Mapping[str, pa.Array],
-        partitions: NDArray[np.int32],
-        offsets: NDArray[np.int64],
-    ) -> list[int]:
-        """Return which rows have a forgotten key, or value.
-
-        :param keys: the columns of decoded keys
-        :param columns: those of the table
-        """
-        of_key = {name: keys.get(name, columns.get(name)) for name in self.key}
-        is_known = all(column is not None for column in of_key.values())
-        parts = [(name, column.to_pylist()) for name, column in columns.items()]
-        places = list(zip(partitions.tolist(), offsets.tolist(), strict=True))
-        whole = pa.table(of_key).to_pylist() if is_known and of_key else [None] * len(places)
-        rows = []
-        for row, (partition, offset) in enumerate(places):
-            alone = (each for name, values in parts for each in _values(name, values[row]))
-            for found in (*([whole[row]] if whole[row] else ()), *alone):
-                if (name := digest(found, self.table)) in self.ends:
-                    ends = self.ends[name]
-                    if ends is None or offset < ends.get(partition, 0):
-                        rows.append(row)
-                        break
-        return rows
+        self, columns: Mapping[str, pa.Array], places: Sequence[tuple[int, int]]
+    ) -> Iterator[int]:
+        """Yield which rows have a forgotten key, or a value; ``places``: partition and offset."""
+        for number, row in enumerate(pa.table(dict(columns)).to_pylist()):
+            values = [*_values("", row)]
+            if all(name in row for name in self.key):
+                values.append({name: row[name] for name in self.key})
+            for name in {digest(value, self.table) for value in values} & self.ends.keys():
+                partition, offset = places[number]
+                if offset < (self.ends[name] or {partition: sys.maxsize}).get(partition, 0):
+                    yield number
 
 
-def _values(path: str, value: Any) -> Iterator[dict[str, Any]]:
-    """Yield a value, and those in its structs, by its path."""
-    if value is not None:
-        yield {path: value}
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _values(f"{path}.{name}", inner)
+def _values(prefix: str, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the values of a row, and those in its structs, by their paths."""
+    for name, value in row.items():
+        if value is not None:
+            yield {prefix + name: value}
+        if isinstance(value, dict):
+            yield from _values(f"{prefix}{name}.", value)
