@@ -27,6 +27,7 @@ from topicberg.iceberg.commits import move_main
 from topicberg.iceberg.maintenance.orphans import known_files
 from topicberg.iceberg.shared_keys import waiting_files
 from topicberg.kafka.offsets import PartitionOffset
+from topicberg.tableflow.decode.processes import Processes
 from topicberg.tableflow.erasure.forgetting import Forgetting
 from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
 from topicberg.tableflow.rejected.waiting import Waiting
@@ -368,6 +369,7 @@ def test_dead_letters_of_an_earlier_version_are_replayed_once(
     history.topic.produce(0, history.key(2), history.value(3, "late"))
     history.step()
     history.topic.beginning[0] = 2
+    history.topic.processes = Processes(1, 1024**3)
     history.fix()
     assert inserted(history.replay(is_dry=True)) == inserted(history.replay()) == 3
     assert inserted(history.replay()) == 0
@@ -483,6 +485,7 @@ def test_many_dead_letters_are_replayed(
         history.topic.produce(number % 2, b"%d" % number, history.value(number, "late"))
     history.step()
     history.topic.beginning[0] = 50_000
+    history.topic.processes = Processes(1, 1024**3)
     history.fix()
     start = time.monotonic()
     done = history.replay()

@@ -73,9 +73,6 @@ class GivenRecords:
     records: Sequence[GivenRecord]
     """Each partition's in order."""
 
-    def __len__(self) -> int:
-        return len(self.records)
-
     def __enter__(self) -> Self:
         return self
 
@@ -169,18 +166,16 @@ def ingest(
     :raises FetchError: Kafka does not return the records
     :raises DamagedRecordsError: what Kafka has cannot be read
     """
-    opened: GivenRecords | Fetcher
     if is_given := isinstance(source, GivenRecords):
-        total, opened = len(source), source
+        total = len(source.records)
     else:
         total = sum(end - start for start, end in source.values())
-        opened = fetcher(plans[0].kafka, plans[0].topic, source)
     rows = min(MAX_ROWS, max(1, total))
     tables = [_TableFiles(plan, rows) for plan in plans]
     count, last, ends_reading = 0, LastRecords(), False
     try:
         with ExitStack() as writers:
-            reader = writers.enter_context(opened)
+            reader = writers.enter_context(_reader(plans[0], source))
             for table in tables:
                 writers.enter_context(table.writer)
             for records in reader.fill(Records(rows, MAX_BYTES)):
@@ -199,6 +194,12 @@ def ingest(
         _discard(tables)
         return [WrittenBatch([], count, table.rejections) for table in tables]
     return [table.written(count, last) for table in tables]
+
+
+def _reader(plan: ReadPlan, source: Source) -> GivenRecords | Fetcher:
+    if isinstance(source, GivenRecords):
+        return source
+    return fetcher(plan.kafka, plan.topic, source)
 
 
 def _discard(tables: Sequence[_TableFiles]) -> None:
