@@ -317,7 +317,12 @@ def replay(
     since_ms = None if since is None else int(since.replace(tzinfo=UTC).timestamp() * 1000)
     done = Replay(spec, endpoints, settings(), reason, since_ms, dry_run, partial(echo, err=True))
     done.run()
-    rows = [(name, f"{done.counts[name]:,}", why) for name, why in OUTCOMES.items()]
+    if not done.counts:
+        echo(f"{topic}: no record waits")
+        return
+    rows: list[tuple[str, str, str | Text]] = [
+        (name, f"{done.counts[name]:,}", why) for name, why in OUTCOMES.items()
+    ]
     rows += [("", f"{number:,}", cell(why)) for why, number in done.failed.most_common()]
     if done.unrecorded:
         rows.append(("", f"{done.unrecorded:,}", "skipped before offsets were recorded"))

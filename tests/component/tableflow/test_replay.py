@@ -6,7 +6,6 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -281,7 +280,7 @@ def test_replay_of_random_histories_inserts_each_record_once_and_revives_none(
     for _ in range(4):
         history.send()
     history.step()
-    actions: list[Callable[[], Any]] = [
+    actions: list[Any] = [
         *[history.send] * 12,
         *[history.step] * 3,
         *[history.replay, history.replay_disturbed] * 2,
@@ -380,7 +379,7 @@ def test_record_that_only_a_truncated_dead_letter_has_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history = history_of(tmp_path, monkeypatch, 0, format="JSON", mode="LOG", write_mode="append")
-    history.topic.kafka.topics["error_log"] = topic_of(1, **{"max.message.bytes": "2000"})
+    history.topic.kafka.topics["error_log"] = topic_of(1, 0, **{"max.message.bytes": "2000"})
     for size in (10, 5_000):
         text = b'{"n": 1, "m": "%s"}' % (b"x" * size)
         history.topic.produce(0, None, wire_prefix(LATE) + text)

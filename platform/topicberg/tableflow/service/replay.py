@@ -97,7 +97,8 @@ class Replay:
                 hint="let the connector read these rows again with an incremental snapshot",
             )
         self._ingestor = Ingestor(self.spec, self.endpoints, self.config)
-        self._table, self._earlier = self._ingestor.tables[0], None
+        self._table = self._ingestor.tables[0]
+        self._earlier: OffsetSet | None = None  # Dead letters that no batch recorded.
         self._later: LaterRecords | None = None
         try:
             self._replay()
