@@ -326,9 +326,10 @@ def replay(
     rows += [("", f"{number:,}", cell(why)) for why, number in done.failed.most_common()]
     if done.unrecorded:
         rows.append(("", f"{done.unrecorded:,}", "skipped before offsets were recorded"))
-    title = f"{topic}: nothing was changed, these would be the results" if dry_run else topic
-    print_table(("records", "", ""), [row for row in rows if row[1] != "0"], title=title)
-    if done.counts[FAILED]:
+    print_table(("result", "records", "meaning"), [row for row in rows if row[1] != "0"])
+    if dry_run:
+        echo("nothing was changed")
+    elif done.counts[FAILED]:
         echo(f"fix what is wrong with these, then run `topicberg tableflow replay {topic}` again")
 
 

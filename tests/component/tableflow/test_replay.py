@@ -6,6 +6,7 @@ import json
 import os
 import random
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +21,14 @@ from memory_topic import MemoryTopic, memory_topic
 from pyiceberg.catalog.sql import SqlCatalog
 
 from topicberg.checks.topic import check_skipped
+from topicberg.cli import tableflow as command
 from topicberg.errors import SpecError
 from topicberg.formats.framing import wire_prefix
 from topicberg.iceberg.commits import move_main
 from topicberg.iceberg.maintenance.orphans import known_files
 from topicberg.iceberg.shared_keys import waiting_files
 from topicberg.kafka.offsets import PartitionOffset
+from topicberg.settings import Settings
 from topicberg.tableflow.decode.processes import Processes
 from topicberg.tableflow.erasure.forgetting import Forgetting
 from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
@@ -342,9 +345,15 @@ def test_replay_after_a_rollback_inserts_again_what_the_snapshot_lacks(
 
 
 def test_check_of_skipped_rows_shows_reasons_until_they_are_replayed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    as_settings: Callable[[Settings], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     history = late_history(tmp_path, monkeypatch, "GLL")
+    opened = history.topic.spec, history.engine.table(), history.topic.endpoints
+    monkeypatch.setattr(command, "_open", lambda _: opened)
+    as_settings(history.topic.config)
     finding = check_skipped(history.topic.spec, history.engine.table())
     assert "the value names schema 5, which" in finding.what
     assert finding.what.endswith(": 2")
@@ -352,7 +361,12 @@ def test_check_of_skipped_rows_shows_reasons_until_they_are_replayed(
     assert finding.since is not None
     history.fix()
     assert inserted(history.replay(reason="another")) == 0
+    command.replay("shop.customers", reason="schema 5", dry_run=True)
+    assert "nothing was changed" in (said := capsys.readouterr()).out
+    assert "2 of 2 records read again" in said.err
     assert inserted(history.replay(reason="schema 5")) == 2
+    command.replay("shop.customers")
+    assert "no record waits" in capsys.readouterr().out
     assert check_skipped(history.topic.spec, history.engine.table()).passed
     assert history.engine.step().rows_replayed == 2
 
