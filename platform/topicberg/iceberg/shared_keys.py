@@ -3,8 +3,8 @@
 Writers share what they compute of a data file's keys (:mod:`.upsert.key_files`), so
 another one need not compute it again. Losing such a file only costs time. The name of the folder
 begins with an underscore: readers and Iceberg's procedure ``remove_orphan_files`` ignore it, as
-they do Delta's log. Maintenance deletes a key file with its data file. The folder also has the files
-that list records which were left out: snapshots name them, maintenance deletes the others.
+they do Delta's log. Maintenance deletes a key file with its data file. The folder has the files
+that list records which were left out too: snapshots name them, maintenance deletes the others.
 """
 
 from __future__ import annotations
