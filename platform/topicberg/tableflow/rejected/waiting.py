@@ -22,7 +22,15 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.iceberg.shared_keys import waiting_file
-from topicberg.iceberg.summaries import END_OFFSETS, LOG, ROWS_SKIPPED, WAITING, checkpoint, summary
+from topicberg.iceberg.summaries import (
+    END_OFFSETS,
+    LOG,
+    ROWS_REPLAYED,
+    ROWS_SKIPPED,
+    WAITING,
+    checkpoint,
+    summary,
+)
 from topicberg.kafka.offsets import Offsets, dump_offsets, parse_offsets
 from topicberg.tableflow.rejected.rejections import MOST_REASONS, OTHER_REASONS
 from topicberg.tableflow.values.offsets import OffsetSet
@@ -62,7 +70,9 @@ class Waiting:
         facts = summary(snapshot) if (snapshot := checkpoint(table, head)) else {}
         unrecorded, log = int(table.properties.get(ROWS_SKIPPED, 0)), int(facts.get(LOG, 0))
         if WAITING not in facts:  # no record was left out, or by an earlier version
-            start = parse_offsets(facts[END_OFFSETS]) if unrecorded and facts else {}
+            # If there was a replay, an earlier version committed since: dead letters may be rows.
+            is_known = facts and unrecorded and ROWS_REPLAYED not in table.properties
+            start = parse_offsets(facts[END_OFFSETS]) if is_known else {}
             return cls(log, unrecorded=unrecorded, start=start)
         path = waiting_file(table.location(), facts[WAITING])
         try:

@@ -128,7 +128,8 @@ class BatchCommitter:
                 known = int(table.properties.get(summaries.KAFKA_TIMES, 0))
                 changed[summaries.KAFKA_TIMES] = str(known + kafka_times)
             if replayed is not None:
-                changed[summaries.ROWS_REPLAYED] = str(_replayed(table.properties) + replayed.rows)
+                before = int(table.properties.get(summaries.ROWS_REPLAYED, 0))
+                changed[summaries.ROWS_REPLAYED] = str(before + replayed.rows)
             replaced = folded.replaced if folded else self._keys.replaced(into, written)
             changed |= self._keys.changed_properties(into, plan.now_ms)
             noted = into.missed.noted(changed)
@@ -258,7 +259,7 @@ def result(
         backlog=plan.backlog,
         rows=_number(head, "added-records"),
         rows_skipped=_skipped(properties),
-        rows_replayed=_replayed(properties),
+        rows_replayed=int(properties.get(summaries.ROWS_REPLAYED, 0)),
         bytes=_number(head, "added-files-size"),
         files=_number(head, "added-data-files"),
         data_files=_number(head, "total-data-files"),
@@ -282,8 +283,3 @@ def _reader_of(head: Snapshot | None) -> Reader | None:
 def _skipped(properties: Mapping[str, str]) -> int:
     """Return how many records were left out since the table was created."""
     return int(properties.get(summaries.ROWS_SKIPPED, 0))
-
-
-def _replayed(properties: Mapping[str, str]) -> int:
-    """Return how many of them became rows since."""
-    return int(properties.get(summaries.ROWS_REPLAYED, 0))
