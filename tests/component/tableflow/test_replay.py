@@ -172,13 +172,9 @@ class History:
         catalog = Catalog("memory", **self.topic.catalog.properties)
         endpoints, own = self.topic.endpoints, self.topic.endpoints.catalog
         endpoints.catalog = lambda _: catalog
-        engine_catalog = self.engine
-        try:
-            with suppress(Killed):
-                self.replay()
-        finally:
-            endpoints.catalog = own
-        assert engine_catalog is self.engine
+        with suppress(Killed):
+            self.replay()
+        endpoints.catalog = own
 
     def compact(self) -> None:
         """Let Kafka remove the records of which there are later ones of their keys."""
@@ -299,7 +295,7 @@ def test_replay_of_random_histories_inserts_each_record_once_and_revives_none(
     history.fix()
     expected = history.replay(is_dry=True)
     assert history.replay().counts == expected.counts
-    assert history.replay().counts.keys() <= {"failed again", *history.replay().counts}
+    assert history.replay().counts.keys() <= {"failed again"}
     history.check()
     history.send()
     history.step()
