@@ -166,10 +166,11 @@ def ingest(
     :raises FetchError: Kafka does not return the records
     :raises DamagedRecordsError: what Kafka has cannot be read
     """
-    if is_given := isinstance(source, GivenRecords):
-        total = len(source.records)
-    else:
-        total = sum(end - start for start, end in source.values())
+    total = (
+        len(source.records)
+        if isinstance(source, GivenRecords)
+        else sum(end - start for start, end in source.values())
+    )
     rows = min(MAX_ROWS, max(1, total))
     tables = [_TableFiles(plan, rows) for plan in plans]
     count, last, ends_reading = 0, LastRecords(), False
@@ -180,7 +181,7 @@ def ingest(
                 writers.enter_context(table.writer)
             for records in reader.fill(Records(rows, MAX_BYTES)):
                 count += records.count
-                last |= {} if is_given else last_records(records)
+                last |= {} if isinstance(source, GivenRecords) else last_records(records)
                 for table in tables:
                     table.write(records, check)
                     is_early = table.plan.stops_early and count <= total * EARLY
