@@ -41,7 +41,7 @@ MOST_CHUNKS = 1_000
 SKIPPED = "a user skipped the record"
 
 
-class Reason(NamedTuple):
+class WaitingReason(NamedTuple):
     """Why records of a log were left out."""
 
     log: int
@@ -54,8 +54,8 @@ class Waiting:
     """What is still left out, as of a snapshot."""
 
     log: int = 0  # The number of its log, see :mod:`topicberg.tableflow.values.logs`.
-    offsets: dict[Reason, OffsetSet] = field(default_factory=dict)
-    since_ms: dict[Reason, int] = field(default_factory=dict)
+    offsets: dict[WaitingReason, OffsetSet] = field(default_factory=dict)
+    since_ms: dict[WaitingReason, int] = field(default_factory=dict)
     topic_ids: dict[int, str] = field(default_factory=dict)  # By log.
     unrecorded: int = 0  # How many records were left out whose offsets are not here.
     start: Offsets = field(default_factory=dict)
@@ -83,8 +83,11 @@ class Waiting:
             return cls(log, unrecorded=unrecorded)
         return cls(
             log,
-            {Reason(n, text): OffsetSet.load(each) for n, text, _, each in document["reasons"]},
-            {Reason(n, text): since_ms for n, text, since_ms, _ in document["reasons"]},
+            {
+                WaitingReason(n, text): OffsetSet.load(each)
+                for n, text, _, each in document["reasons"]
+            },
+            {WaitingReason(n, text): since_ms for n, text, since_ms, _ in document["reasons"]},
             {int(n): topic_id for n, topic_id in document["topic_ids"].items()},
             document["unrecorded"],
             parse_offsets(document["start"]),
@@ -119,9 +122,9 @@ class Waiting:
         log = self.log if log is None else log
         self.topic_ids[log] = topic_id
         for text, offsets in left_out.items():
-            why = Reason(log, text)
+            why = WaitingReason(log, text)
             if why not in self.offsets and len(self.offsets) >= MOST_REASONS:
-                why = Reason(log, OTHER_REASONS)
+                why = WaitingReason(log, OTHER_REASONS)
             if offsets:
                 self.offsets[why] = self.offsets.get(why, OffsetSet()) | offsets
                 self.since_ms.setdefault(why, since_ms or int(time.time() * 1000))

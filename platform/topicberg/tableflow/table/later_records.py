@@ -103,10 +103,10 @@ class LaterRecords:
         equal = self._keys[np.isin(self._keys["high"], rows["high"])]
         for high, low, *place, deletes, _ in equal.tolist():
             later[high, low & mask].append((*place, deletes))
-        held = {} if head is None else self._rows(table, head, rows, mask)
+        rows_of_key = {} if head is None else self._rows(table, head, rows, mask)
         outcomes = dict[PartitionOffset, str]()
         for high, low, partition, offset, *_ in rows.tolist():
-            newer, own = later[high, low & mask], held.get((high, low & mask), [])
+            newer, own = later[high, low & mask], rows_of_key.get((high, low & mask), [])
             after = [deletes for _, other, deletes in newer if other > offset]
             if any(other != partition for other, *_ in (*newer, *own)):
                 outcomes[partition, offset] = UNCERTAIN  # Times of partitions do not compare.
@@ -126,9 +126,9 @@ class LaterRecords:
         masked = np.stack([rows["high"], rows["low"] & np.uint64(mask)], axis=1)
         first = np.unique(masked, axis=0, return_index=True)[1]
         keys = in_order(rows["high"][first], rows["low"][first])
-        held = defaultdict[_Key, list[tuple[int, int]]](list)
+        rows_of_key = defaultdict[_Key, list[tuple[int, int]]](list)
         for of_file, wanted in self._index.keyed_rows(table, head, keys):
             columns = read_rows(table, of_file, [self._key.partition, self._key.offset]).columns
             for number, *place in zip(wanted, *(c.to_pylist() for c in columns), strict=True):
-                held[int(keys.high[number]), int(keys.low[number]) & mask].append((*place,))
-        return held
+                rows_of_key[int(keys.high[number]), int(keys.low[number]) & mask].append((*place,))
+        return rows_of_key

@@ -100,9 +100,9 @@ def described(records: Sequence[Record], index: KeyIndex) -> NDArray[Any]:
     return described
 
 
-def newest(held: NDArray[Any], more: NDArray[Any]) -> NDArray[Any]:
-    """Return the last record of each key, of ``held`` and ``more``, which were read later."""
-    both = np.concatenate([held, more])
+def newest(earlier: NDArray[Any], more: NDArray[Any]) -> NDArray[Any]:
+    """Return the last record of each key, of ``earlier`` and ``more``, which were read later."""
+    both = np.concatenate([earlier, more])
     return np.asarray(both[key_files.newest(both["high"], both["low"])])
 
 
