@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Self
@@ -197,7 +197,7 @@ def ingest(
     return [table.written(count, last) for table in tables]
 
 
-def _reader(plan: ReadPlan, source: Source) -> GivenRecords | Fetcher:
+def _reader(plan: ReadPlan, source: Source) -> AbstractContextManager[GivenRecords | Fetcher]:
     if isinstance(source, GivenRecords):
         return source
     return fetcher(plan.kafka, plan.topic, source)
