@@ -295,7 +295,7 @@ def test_replay_of_random_histories_inserts_each_record_once_and_revives_none(
     history.fix()
     expected = history.replay(is_dry=True)
     assert history.replay().counts == expected.counts
-    assert history.replay().counts.keys() <= {"failed again"}
+    assert inserted(history.replay()) == 0
     history.check()
     history.send()
     history.step()
