@@ -6,6 +6,7 @@ import json
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -15,6 +16,7 @@ from typing import Any
 import fastavro
 import pytest
 import requests
+from confluent_kafka import TopicPartition
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -32,7 +34,8 @@ from topicberg.kafka.consumer import messages
 from topicberg.tableflow.layout.writers import MISSING_SECONDS
 from topicberg.tableflow.rejected.deadletters import DeadLetters
 from topicberg.tableflow.service.engine import Ingestor
-from topicberg.tableflow.values import commit
+from topicberg.tableflow.service.replay import Replay
+from topicberg.tableflow.values import commit, skips
 from topicberg.topics.deadletters import dead_letter_spec
 
 pytestmark = pytest.mark.integration
@@ -134,6 +137,30 @@ def test_log_keeps_each_broken_record_once(dates: Topic, monkeypatch: pytest.Mon
     assert sorted(row["source_record"]["value"] for row in logged) == sorted(broken)
     assert all(row["error_message"] for row in logged)
     assert int(dates.table().properties[summaries.ROWS_SKIPPED]) == len(broken)
+
+
+@pytest.mark.parametrize("dates", [{"mode": "LOG", "target": "replayed_errors"}], indirect=True)
+def test_replay_reads_what_the_log_has_then_the_dead_letters(dates: Topic) -> None:
+    good(dates, 1)
+    dates.ingest()
+    name, before = dates.spec.name, kafka.end_offsets(dates.endpoints, dates.spec.name)
+    good(dates, 2)
+    ends = kafka.end_offsets(dates.endpoints, name)
+    (place,) = before.items() - ends.items()
+    assert skips.request(dates.table(), dates.endpoints, name, place, "not given")
+    dates.send_raw(broken := malformed(dates))
+    dates.ingest()
+    assert [row["id"] for row in dates.rows("id")] == [1]
+    for is_in_log in (True, False):
+        done = Replay(dates.spec, dates.endpoints, dates.config).run()
+        assert done.counts == Counter({"inserted": int(is_in_log), "failed again": len(broken)})
+        assert [row["id"] for row in dates.rows("id")] == [1, 2]
+        ends = kafka.end_offsets(dates.endpoints, name)
+        places = [TopicPartition(name, p, offset) for p, offset in ends.items()]
+        for deleted in (
+            kafka.admin_client(dates.endpoints, writes=True).delete_records(places).values()
+        ):
+            deleted.result()
 
 
 @pytest.mark.parametrize("dates", [{"mode": "LOG", "target": "again_errors"}], indirect=True)

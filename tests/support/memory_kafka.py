@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from topicberg.kafka import consumer
+from topicberg.kafka import consumer, transactions
 from topicberg.kafka import topics as kafka
 from topicberg.logins.kafka import KafkaLogin
 
@@ -134,7 +134,7 @@ def topic_of(count: int = 1, records: int = 0, **settings: str) -> Log:
 class MemoryKafka:
     """A broker with these topics, as far as clients of topicberg ask it."""
 
-    topics: Mapping[str, Log]
+    topics: dict[str, Log]
     failure: int | None = None
     """The code of the error that each request gets."""
     on_request: Callable[[], None] = lambda: None
@@ -156,6 +156,7 @@ class MemoryKafka:
     def serve(self, monkeypatch: pytest.MonkeyPatch) -> MemoryKafka:
         """Be the Kafka of all endpoints until the test ends."""
         serve_clients(monkeypatch, self, self.consumer)
+        monkeypatch.setattr(transactions, "Producer", lambda _: MemoryProducer(self))
         return self
 
     # What an AdminClient does.
@@ -182,6 +183,11 @@ class MemoryKafka:
 
     def incremental_alter_configs(self, resources: Any, **_: Any) -> dict[Any, Future[Any]]:
         return {one: self._done(self._altered, one) for one in resources}
+
+    def create_topics(self, new: Any, **_: Any) -> dict[str, Future[Any]]:
+        for one in new:
+            self.topics[one.topic] = topic_of(one.num_partitions)
+        return {one.topic: self._done(lambda: None) for one in new}
 
     def _done(self, answer: Callable[..., object], *given: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -233,6 +239,29 @@ class MemoryKafka:
 
     def consumer(self, _: Mapping[str, Any]) -> _Consumer:
         return _Consumer(self)
+
+
+class MemoryProducer:
+    """Writes transactions, each to the first partitions of topics."""
+
+    def __init__(self, broker: MemoryKafka) -> None:
+        self._broker, self._open = broker, list[tuple[str, Any, Any]]()
+
+    def init_transactions(self, _: float) -> None: ...
+
+    def begin_transaction(self) -> None:
+        self._open = []
+
+    abort_transaction = init_transactions
+
+    def poll(self, _: float) -> None: ...
+
+    def produce(self, topic: str, value: Any, key: Any, **_: Any) -> None:
+        self._open.append((topic, key, value))
+
+    def commit_transaction(self, _: float) -> None:
+        for topic, key, value in self._open:
+            self._broker._topic(topic).produce(0, key, value)
 
 
 class _Consumer:

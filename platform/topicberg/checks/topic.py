@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from itertools import takewhile
+from typing import Any
 
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Operation, Snapshot
@@ -21,6 +22,7 @@ from topicberg.kafka.offsets import parse_offsets
 from topicberg.settings import settings
 from topicberg.tableflow.changelog.fold_state import FoldState
 from topicberg.tableflow.layout import drift
+from topicberg.tableflow.rejected.waiting import Waiting
 from topicberg.tableflow.service import control, wait
 from topicberg.tableflow.service.status import COUNTERS, TopicStatus
 from topicberg.tableflow.upsert.tombstones import missed
@@ -36,6 +38,7 @@ ACKNOWLEDGED = "topicberg.rows-skipped-acknowledged"
 TRANSACTION_MS = 15 * 60_000  # By default, a broker ends a transaction then: an older one hangs.
 SAMPLED_RECORDS = 600  # Offsets of a topic whose records are compared with the schema.
 PATIENCE_MS = 20_000  # A failure of the engine is not reported for so long: a retry may resolve it.
+MOST_REASONS = 5  # Of records that were skipped, in a message.
 ENGINE_CHECK = "tableflow"  # The check that says whether the engine commits a topic.
 LAG_CHECK, FRESHNESS_CHECK = "kafka_lag", "freshness"
 MINUTES = "minutes_since_the_newest_rows"
@@ -428,14 +431,16 @@ def _other_records(history: Table, topic: Table) -> str:
 
 
 def check_skipped(spec: TopicSpec, table: Table) -> Finding:
-    """Return whether records were skipped, as they cannot be decoded, and not acknowledged."""
+    """Return whether records are left out, as they cannot be decoded, and not acknowledged."""
     skipped, known = (
         int(table.properties.get(key, 0)) for key in (summaries.ROWS_SKIPPED, ACKNOWLEDGED)
     )
-    facts = {"rows_skipped": skipped, "acknowledged": known}
-    if skipped <= known:
+    facts: dict[str, Any] = {"rows_skipped": skipped, "acknowledged": known}
+    waiting = Waiting.load(table) if skipped > known else Waiting()
+    if not (number := min(skipped - known, waiting.count)) > 0:
         return good(
-            f"no record was skipped that is not acknowledged ({skipped:,} skipped in total)",
+            f"no record was skipped that is not acknowledged or was replayed ({skipped:,} skipped "
+            "in total)",
             **facts,
         )
     handling = spec.tableflow.error_handling
@@ -445,12 +450,20 @@ def check_skipped(spec: TopicSpec, table: Table) -> Finding:
         "SUSPEND": "the mode is SUSPEND now; those skipped in mode LOG are in the dead-letter "
         "topic of that time, the others only in the topic",
     }
+    reasons = sorted(((len(each), why.text) for why, each in waiting.offsets.items()), reverse=True)
+    why = "".join(f"; {text}: {number:,}" for number, text in reasons[:MOST_REASONS])
+    since_ms = min(waiting.since_ms.values(), default=None)
+    is_folded = spec.changelog is not None and spec.write_mode == "upsert"
+    repair = "let the connector read the rows again with an incremental snapshot"
+    replay = f"`topicberg tableflow replay {spec.name}` to read the records again"
     return Finding(
-        what=f"malformed records that were skipped and are not acknowledged: {skipped - known:,}; "
-        f"{where[handling.mode]}",
-        remediation=f"fix the producer, then `topicberg tableflow acknowledge {spec.name}`",
+        what=f"malformed records that were skipped and are not acknowledged: {number:,}; "
+        f"{where[handling.mode]}{why}",
+        remediation=f"fix the producer or the schema, then {repair if is_folded else replay}; or "
+        f"`topicberg tableflow acknowledge {spec.name}`",
+        since=None if since_ms is None else from_ms(since_ms),
         severity="warning",
-        facts={**facts, "error_handling": handling.mode},
+        facts={**facts, "error_handling": handling.mode, "waiting": waiting.count},
     )
 
 

@@ -89,6 +89,8 @@ def forget(
     if not reports and not records.pending:
         derived.report()
         _report_uncovered(left, fails=not dry_run)
+        if not dry_run:
+            job.remember()
         echo(f"{topic}: no table holds the key, and Kafka needs no tombstone for it")
         raise typer.Exit(NOT_FOUND)
     holding = [target for target in targets if target.name in reports]

@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -381,6 +382,46 @@ def continue_(
             control.resume(settings(), topic)
 
 
+def replay(
+    topic: Topic,
+    since: Annotated[
+        datetime | None, typer.Option(help="only records of this time in Kafka (UTC), or later")
+    ] = None,
+    reason: Annotated[
+        str, typer.Option(help="only records with this text in their reason", show_default="all")
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="show what would become of the records")
+    ] = False,
+) -> None:
+    """Read the records again that were skipped or dead-lettered, once what was wrong is fixed.
+
+    They are read from the topic, else from the dead letters, with the schemas and the spec of now.
+    What can be decoded is inserted once, whatever is killed; the rest keeps waiting. In write mode
+    upsert, no record replaces a later one of its key, or brings a deleted key back.
+    """
+    from topicberg.tableflow.service.replay import FAILED, OUTCOMES, Replay
+
+    spec, _, endpoints = _open(topic)
+    since_ms = None if since is None else int(since.replace(tzinfo=UTC).timestamp() * 1000)
+    done = Replay(spec, endpoints, settings(), reason, since_ms, dry_run, partial(echo, err=True))
+    done.run()
+    if not done.counts:
+        echo(f"{topic}: no record waits")
+        return
+    rows: list[tuple[str, str, str | Text]] = [
+        (name, f"{done.counts[name]:,}", why) for name, why in OUTCOMES.items()
+    ]
+    rows += [("", f"{number:,}", cell(why)) for why, number in done.failed.most_common()]
+    if done.unrecorded:
+        rows.append(("", f"{done.unrecorded:,}", "skipped before offsets were recorded"))
+    print_table(("result", "records", "meaning"), [row for row in rows if row[1] != "0"])
+    if dry_run:
+        echo("nothing was changed")
+    elif done.counts[FAILED]:
+        echo(f"fix what is wrong with these, then run `topicberg tableflow replay {topic}` again")
+
+
 def acknowledge(topic: Topic) -> None:
     """Acknowledge the records that were left out, so that the check skipped_rows passes again."""
     from topicberg.checks import topic as checks
@@ -627,9 +668,10 @@ def _notes(state: TopicStatus) -> Iterator[str]:
     if state.activity:
         yield state.activity
     if state.rows_skipped:
+        replayed = f", {state.rows_replayed:,} of them replayed" if state.rows_replayed else ""
         yield (
             f"{count(state.rows_skipped, 'record')} skipped or dead-lettered since the table was "
-            "created; the check skipped_rows says which are not acknowledged"
+            f"created{replayed}; the check skipped_rows says which are not acknowledged"
         )
     yield from (
         f"partition {partition}: records from offset {transaction.offset} on wait for the end of a "
@@ -673,8 +715,8 @@ def _notes(state: TopicStatus) -> Iterator[str]:
 
 
 for _command in (
-    *(enable, disable, status, pause, resume, skip, reread, acknowledge, upgrade, run, serve),
-    maintain,
+    *(enable, disable, status, pause, resume, skip, reread, replay, acknowledge),
+    *(upgrade, run, serve, maintain),
 ):
     app.command()(_command)
 app.command("continue")(continue_)

@@ -3,7 +3,8 @@
 Writers share what they compute of a data file's keys (:mod:`.upsert.key_files`), so
 another one need not compute it again. Losing such a file only costs time. The name of the folder
 begins with an underscore: readers and Iceberg's procedure ``remove_orphan_files`` ignore it, as
-they do Delta's log. Maintenance deletes a key file with its data file.
+they do Delta's log. Maintenance deletes a key file with its data file. The folder has the files
+that list records which were left out too: snapshots name them, maintenance deletes the others.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import hashlib
 from collections.abc import Iterable
 
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.iceberg.files import delete_files, listed_files, place_of
+from topicberg.iceberg.summaries import WAITING, summary
 
 FOLDER = "_topicberg_keys"
 SUFFIX = ".keys"
@@ -32,6 +35,17 @@ def key_folder(location: str) -> str:
 def shared_file(location: str, data_file: str) -> str:
     """Return the path of the shared key file of a data file of a table."""
     return f"{key_folder(location)}/{file_name(data_file)}"
+
+
+def waiting_files(location: str, snapshots: Iterable[Snapshot]) -> set[str]:
+    """Return the files of records that were left out, which these snapshots name."""
+    names = (summary(snapshot).get(WAITING) for snapshot in snapshots)
+    return {waiting_file(location, name) for name in names if name is not None}
+
+
+def waiting_file(location: str, name: str) -> str:
+    """Return the path of a file of records that were left out of a table."""
+    return f"{key_folder(location)}/waiting-{name}.json"
 
 
 def delete_shared(table: Table, data_files: Iterable[str]) -> None:

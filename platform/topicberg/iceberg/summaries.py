@@ -39,6 +39,10 @@ KEY_DEFINITION = "topicberg.key-definition"
 DATA_TTL_RUN = "topicberg.data-ttl-run"  # Marks a snapshot that removed rows past their retention.
 ROWS_SKIPPED = "topicberg.rows-skipped"
 """Table property: records left out so far, because they could not be decoded."""
+WAITING = "topicberg.waiting-records"
+"""Which file has the records that were left out: see :mod:`topicberg.tableflow.rejected.waiting`.
+"""
+ROWS_REPLAYED = "topicberg.rows-replayed"  # Table property: how many of them became rows since.
 KAFKA_TIMES = "topicberg.event-times-from-kafka"
 """Table property: records whose event time is missing or out of range, and that have Kafka's."""
 SOURCE_SNAPSHOTS = "topicberg.source-snapshots"

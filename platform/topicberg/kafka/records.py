@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from confluent_kafka import KafkaError, Message
@@ -67,7 +68,7 @@ class Records:
         """Make room for a record that is larger than the empty arrays, or raise MemoryError."""
         self._allocate(4 * self.size)
 
-    def append(self, messages: Sequence[Message]) -> int:
+    def append(self, messages: Sequence[Message | GivenRecord]) -> int:
         """Add messages of the Python client; return how many of them fit."""
         first, count = self.count, min(len(messages), self.rows - self.count)
         messages = messages[:count]
@@ -169,13 +170,57 @@ class Records:
         return headers or None
 
 
-def epoch_of(message: Message) -> int:
+@dataclass(frozen=True)
+class GivenRecord:
+    """A record as a message of the Python client has it, which other processes can get."""
+
+    pair: tuple[bytes | None, bytes | None]
+    place: tuple[int, int]
+    time: tuple[int, int]  # Its type and milliseconds, as in :class:`Records`.
+    pairs: list[tuple[str, Any]]
+    epoch: int = -1
+
+    @classmethod
+    def of(cls, message: Message) -> Self:
+        """Return a message, or raise DamagedRecordsError: the name of a header is not UTF-8."""
+        place = message.partition() or 0, message.offset() or 0
+        pair: Any = message.key(), message.value()
+        headers, epoch = _readable_headers(message), epoch_of(message)
+        return cls(pair, place, message.timestamp(), headers, epoch)
+
+    def key(self) -> bytes | None:
+        return self.pair[0]
+
+    def value(self) -> bytes | None:
+        return self.pair[1]
+
+    def partition(self) -> int:
+        return self.place[0]
+
+    def offset(self) -> int:
+        return self.place[1]
+
+    def timestamp(self) -> tuple[int, int]:
+        return self.time
+
+    def headers(self) -> list[tuple[str, Any]]:
+        return self.pairs
+
+    def leader_epoch(self) -> int:
+        return self.epoch
+
+    @property
+    def size(self) -> int:
+        return sum(len(part or b"") for part in (*self.pair, *(part for _, part in self.pairs)))
+
+
+def epoch_of(message: Message | GivenRecord) -> int:
     """Return the epoch of the leader that got a message of the Python client; -1: not known."""
     epoch = message.leader_epoch()
     return -1 if epoch is None else epoch
 
 
-def headers_of(message: Message) -> list[tuple[str, Any]] | None:
+def headers_of(message: Message | GivenRecord) -> list[tuple[str, Any]] | None:
     """Return the headers of a message of the Python client; None: one's name is not UTF-8."""
     try:
         listed: Any = message.headers()
@@ -184,7 +229,7 @@ def headers_of(message: Message) -> list[tuple[str, Any]] | None:
     return listed or []
 
 
-def _readable_headers(message: Message) -> list[tuple[str, Any]]:
+def _readable_headers(message: Message | GivenRecord) -> list[tuple[str, Any]]:
     if (headers := headers_of(message)) is not None:
         return headers
     partition, offset = message.partition() or 0, message.offset() or 0

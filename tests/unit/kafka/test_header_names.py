@@ -71,12 +71,11 @@ def test_key_of_such_a_record_is_found_for_erasure(monkeypatch: pytest.MonkeyPat
     assert records.records_of(broker.endpoints, "orders", set).newest == {(KEY_BYTES, 3): False}
 
 
-def test_key_of_such_a_record_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_of_such_a_record_is_read_again() -> None:
     schema = RegisteredSchema(1, "AVRO", '"long"')
     half = MessageField(KEY, Subject("orders-key", {1: schema}, schema))
     framing = KeyFraming(half, cast(Any, None))
-    broker = MemoryKafka({"orders": Log({3: [cast(Any, Message(0))]})}).serve(monkeypatch)
-    found = reread._records(broker.endpoints, "orders", {3: (0, 1)}, framing)
+    found = reread.records_of([cast(Any, Message(0))], framing)
     assert [(key, partition) for key, partition, *_ in found] == [(KEY_BYTES, 3)]
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from topicberg.kafka.offsets import PartitionOffset
 from topicberg.settings import Settings
 from topicberg.tableflow.batch.sizing import LEARNT_BYTES, MIN_RATIO, SMALL_BYTES, BatchSize, small
-from topicberg.tableflow.rejected.deadletters import CHUNK, DeadLetters, Places
+from topicberg.tableflow.rejected.deadletters import DeadLetters
 from topicberg.tableflow.service.record_search import ATTEMPTS, MOST_BLAMED, Isolation
-from topicberg.tableflow.values.offsets import plan_batch
+from topicberg.tableflow.values.offsets import CHUNK, OffsetSet, plan_batch
 from topicberg.topics import TopicSpec
 from topicberg.topics.deadletters import ERROR_LOG_SCHEMA
 from topicberg.topics.schema import schema_path
@@ -173,22 +173,28 @@ def test_size_survives_a_restart() -> None:
 
 @given(st.sets(st.tuples(st.integers(0, 2000), st.integers(0, 2**63 - 1)), max_size=30))
 def test_places_are_the_same_after_a_restart(some: set[PartitionOffset]) -> None:
-    found = Places()
+    found = OffsetSet()
     for place in some:
         assert place not in found
         found.add(place)
-    again = Places.load(found.dump())
+    again = OffsetSet.load(found.dump())
     assert all(place in again for place in some)
     assert all((p, o + 1) in some or (p, o + 1) not in again for p, o in some)
+    assert list(again) == sorted(some)
+    half = OffsetSet.of(sorted(some)[::2])
+    assert [*(again - half), *(again & half)] == [*sorted(some)[1::2], *sorted(some)[::2]]
+    assert list(half | again) == sorted(some)
+    assert len(again) == len(some)
 
 
 def test_places_are_small_and_forget_what_is_committed() -> None:
-    found = Places()
+    found = OffsetSet()
     for offset in range(0, 60 * CHUNK, 3):
         found.add((0, offset))
     assert sum(map(len, found.dump().values())) < 250_000
-    found.forget({0: 59 * CHUNK})
+    found = found.without_chunks_before({0: 59 * CHUNK})
     assert (0, 0) not in found
+    assert found.chunks == 1
     assert (0, 60 * CHUNK - 3) in found
 
 

@@ -91,7 +91,7 @@ def test_reread_keys_of_unknown_schemas_deletes_nothing(
     )
     head = table.current_snapshot()
     key = raw_key(SPEC.metadata_column), no_decoder, SimpleNamespace(unknown=unknown)
-    monkeypatch.setattr(module, "_key", lambda *_: key)
+    monkeypatch.setattr(module, "key_of", lambda *_: key)
     broker = MemoryKafka({"orders": topic_of()}).serve(monkeypatch)
     config = Settings(project_root=tmp_path, state_dir=tmp_path / "state")
     with pytest.raises(TableflowError, match="rows of such keys would be deleted") as error:

@@ -190,6 +190,8 @@ def remove(
         for statistics in (*before.statistics, *before.partition_statistics)
         if statistics.snapshot_id in expired.snapshots
     }
+    of_removed, of_kept = (shared_keys.waiting_files(table.location(), s) for s in (removed, kept))
+    delete_files(table.io, of_removed - of_kept)
     # Data files last: what a killed run leaves is then found by what it holds.
     metadata = {path for path in files if path.endswith(".avro")}
     deleted = delete_files(table.io, metadata) + delete_files(table.io, files - metadata)

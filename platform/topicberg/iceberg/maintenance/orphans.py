@@ -62,6 +62,7 @@ def known_files(table: Table) -> Iterator[str]:
         *(entry.metadata_file for entry in metadata.metadata_log),
         *(file.statistics_path for file in (*metadata.statistics, *metadata.partition_statistics)),
         *(snapshot.manifest_list for snapshot in metadata.snapshots),
+        *shared_keys.waiting_files(table.location(), metadata.snapshots),
     )
     manifest_files = files.manifests(table.io, metadata.snapshots)
     yield from manifest_files

@@ -44,6 +44,8 @@ class Commit:
     """Rows that the step added to the table."""
     rows_skipped: int = 0
     """Records that were left out since the table was created."""
+    rows_replayed: int = 0
+    """How many of them became rows since."""
     records_read: int = 0
     """Records that the batch read."""
     records_skipped: int = 0

@@ -57,6 +57,7 @@ MAX_ROWS, MAX_BYTES = 131_072, 16 * 1024 * 1024
 _RESERVED_BYTES = 512 * 1024 * 1024
 """Address space for the values of all columns."""
 _MAX_RECORD_BYTES = 1024 * 1024 * 1024
+FORGOTTEN = "its key, or a value of it, was forgotten"
 TOO_LARGE = "the record has too many values for a row"
 
 
@@ -181,10 +182,11 @@ class _Part:
     def rows(self, rejections: Rejections) -> Chunk:
         """Return the records that become rows."""
         plan, records = self.plan, self.records
-        columns = dict[str, Any]()
+        columns, keys = dict[str, Any](), dict[str, Any]()
         for column in (KEY, VALUE):  # the value's win
             columns |= self._raw(column)
             of_message = self._decoded(column)
+            keys = dict(of_message) if column == KEY else keys
             if plan.key is not None and plan.key.is_decoded and column == KEY:
                 # Before a field that key and value share becomes the value's.
                 fields = [of_message[name] for name in plan.key.names]
@@ -202,7 +204,7 @@ class _Part:
                     of_message[name] = pc.if_else(is_own, own, columns[name].cast(own.type))
             columns |= of_message
         columns |= self._metadata()
-        wrong = untruncatable(plan.target, columns)
+        wrong = untruncatable(plan.target, columns) | self._forgotten(keys, columns)
         if plan.event_time is not None:
             rows = self.numbers
             is_needed = records.has_value[rows] == 1
@@ -226,7 +228,8 @@ class _Part:
         read = read_envelopes(changes, keys, values, has_value, key_sizes)
         # A tombstone is not a change of a table that has all of them.
         is_change = has_value | changes.is_folded
-        stays = self._rejected(untruncatable(plan.target, read.columns) | read.wrong, is_change)
+        wrong = untruncatable(plan.target, read.columns) | self._forgotten(keys, read.columns)
+        stays = self._rejected(wrong | read.wrong, is_change)
         columns = {name: _chosen(column, stays) for name, column in read.columns.items()}
         columns |= self._raw(KEY) | self._metadata()
         if not changes.is_folded:
@@ -261,6 +264,21 @@ class _Part:
         self.reasons |= {int(rows[place]): MalformedError(why) for place, why in wrong.items()}
         self.is_row[rows[~stays] - self.first] = False
         return stays
+
+    def _forgotten(
+        self, keys: Mapping[str, pa.Array], columns: Mapping[str, pa.Array]
+    ) -> dict[int, str]:
+        """Return the rows of forgotten keys, and why they are rejected."""
+        if (forgotten := self.plan.forgotten) is None:
+            return {}
+        if KEY not in self.plan.decoded:
+            raw = _chosen(self.sent[KEY].part(self.first, self.to), self.is_row)
+            keys = {KEY: raw.cast(pa.string()) if KEY in self.plan.text else raw}
+        of_table = {field.name for field in self.plan.target.schema.fields}
+        columns = {name: column for name, column in columns.items() if name in of_table}
+        parts = (self.records.partitions[self.numbers], self.records.offsets[self.numbers])
+        places = list(zip(*(part.tolist() for part in parts), strict=True))
+        return dict.fromkeys(forgotten.rows({**columns, **keys}, places), FORGOTTEN)
 
     def _raw(self, column: str) -> dict[str, pa.Array]:
         """Return the keys, or the values, of the rows as they were sent, if they are a column."""

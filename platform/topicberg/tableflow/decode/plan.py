@@ -18,6 +18,7 @@ from topicberg.tableflow.layout.inline_schemas import InlineSchemas
 from topicberg.tableflow.layout.upsert_key import UpsertKey
 from topicberg.tableflow.layout.writers import MessageDecoder
 from topicberg.tableflow.rejected.rejections import ErrorMode
+from topicberg.tableflow.values.forgotten import ForgottenKeys
 
 CONSUMER: dict[str, object] = {
     **READER,
@@ -61,6 +62,8 @@ class ReadPlan:
     """For keys and values that are not in the wire format: what brings them into it."""
     event_time: EventTime | None = None
     """How the event time is read from a field."""
+    forgotten: ForgottenKeys | None = None
+    """Keys and values of which no row is written."""
     stops_early: bool = False
     """Whether a task stops when it finds new schemas among its first records."""
 

@@ -27,7 +27,7 @@ from topicberg.errors import TopicbergError
 from topicberg.kafka.offsets import Ranges
 from topicberg.shipping.workers import code_version
 from topicberg.tableflow.decode.plan import ReadPlan
-from topicberg.tableflow.decode.reading import Outcome, WrittenBatch, joined, outcome
+from topicberg.tableflow.decode.reading import Outcome, Source, WrittenBatch, joined, outcome
 from topicberg.tableflow.values.compiling import wait_ready
 from topicberg.tableflow.values.memory import ExhaustedError, lacking_memory
 
@@ -49,7 +49,7 @@ class Processes:
         self._idle: list[_Process] = []
 
     def ingest(
-        self, plans: Sequence[ReadPlan], parts: Sequence[Ranges], check: Callable[[], None]
+        self, plans: Sequence[ReadPlan], parts: Sequence[Source], check: Callable[[], None]
     ) -> list[WrittenBatch]:
         """Do :func:`.reading.ingest` in as many other processes at once as there may be.
 
@@ -58,7 +58,7 @@ class Processes:
         """
         from pyspark import cloudpickle
 
-        tasks = [cloudpickle.dumps((plans, ranges)) for ranges in parts]  # type: ignore[no-untyped-call]
+        tasks = [cloudpickle.dumps((plans, part)) for part in parts]  # type: ignore[no-untyped-call]
         with ThreadPoolExecutor(min(len(tasks), self._most)) as threads:
             return joined(plans, list(threads.map(lambda task: self._outcome(task, check), tasks)))
 
@@ -139,7 +139,7 @@ def serve(channel: socket.socket, memory: int) -> None:
     with suppress(EOFError, ConnectionError):
         while True:
             (task,) = _receive(channel)
-            work: tuple[Sequence[ReadPlan], Ranges] | None = pickle.loads(task) if task else None  # noqa: S301  from the engine
+            work: tuple[Sequence[ReadPlan], Source] | None = pickle.loads(task) if task else None  # noqa: S301  from the engine
             answer = outcome(*work, memory) if work else lacking_memory(memory)
             # Arrays are sent as they are, not as a part of the pickle: they would be copied.
             arrays: list[pickle.PickleBuffer] = []

@@ -8,8 +8,8 @@ current rows stay in memory and are folded before anything is written.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Self
@@ -24,10 +24,10 @@ from topicberg.errors import TopicbergError
 from topicberg.formats.metadata import PARTITION, RAW_KEY
 from topicberg.iceberg.data_files import DataFileWriter, copied
 from topicberg.iceberg.files import discard
-from topicberg.kafka.fetch import fetcher
+from topicberg.kafka.fetch import Fetcher, fetcher
 from topicberg.kafka.last_records import LastRecords, last_records
 from topicberg.kafka.offsets import Ranges
-from topicberg.kafka.records import Records
+from topicberg.kafka.records import GivenRecord, Records
 from topicberg.tableflow.changelog.change_batch import ChangeBatch, Facts
 from topicberg.tableflow.decode.columns import (
     MAX_BYTES,
@@ -64,6 +64,34 @@ class WrittenBatch:
 
 
 Outcome = list[WrittenBatch] | Exception
+
+
+@dataclass(frozen=True)
+class GivenRecords:
+    """Records that were read before, instead of offsets of a topic; a context manager."""
+
+    records: Sequence[GivenRecord]
+    """Each partition's in order."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def fill(self, records: Records) -> Iterator[Records]:
+        """Yield the records in parts that fit the arrays."""
+        left = self.records
+        records.clear()
+        while left:
+            if added := records.append(left):
+                left = left[added:]
+                yield records
+                records.clear()
+            else:
+                records.grow()
+
+
+Source = Ranges | GivenRecords
 
 
 @dataclass
@@ -126,7 +154,7 @@ class _TableFiles:
 
 
 def ingest(
-    plans: Sequence[ReadPlan], ranges: Ranges, check: Callable[[], None] = lambda: None
+    plans: Sequence[ReadPlan], source: Source, check: Callable[[], None] = lambda: None
 ) -> list[WrittenBatch]:
     """Write the records of some offsets, which are read once, as data files of each table.
 
@@ -138,17 +166,22 @@ def ingest(
     :raises FetchError: Kafka does not return the records
     :raises DamagedRecordsError: what Kafka has cannot be read
     """
-    total = sum(end - start for start, end in ranges.values())
+    total = (
+        len(source.records)
+        if isinstance(source, GivenRecords)
+        else sum(end - start for start, end in source.values())
+    )
     rows = min(MAX_ROWS, max(1, total))
     tables = [_TableFiles(plan, rows) for plan in plans]
     count, last, ends_reading = 0, LastRecords(), False
     try:
-        with fetcher(plans[0].kafka, plans[0].topic, ranges) as reader, ExitStack() as writers:
+        with ExitStack() as writers:
+            reader = writers.enter_context(_reader(plans[0], source))
             for table in tables:
                 writers.enter_context(table.writer)
             for records in reader.fill(Records(rows, MAX_BYTES)):
                 count += records.count
-                last |= last_records(records)
+                last |= {} if isinstance(source, GivenRecords) else last_records(records)
                 for table in tables:
                     table.write(records, check)
                     is_early = table.plan.stops_early and count <= total * EARLY
@@ -162,6 +195,12 @@ def ingest(
         _discard(tables)
         return [WrittenBatch([], count, table.rejections) for table in tables]
     return [table.written(count, last) for table in tables]
+
+
+def _reader(plan: ReadPlan, source: Source) -> AbstractContextManager[GivenRecords | Fetcher]:
+    if isinstance(source, GivenRecords):
+        return source
+    return fetcher(plan.kafka, plan.topic, source)
 
 
 def _discard(tables: Sequence[_TableFiles]) -> None:
@@ -229,11 +268,11 @@ def _joined(plan: ReadPlan, parts: Sequence[WrittenBatch]) -> WrittenBatch:
     return WrittenBatch(files, sum(part.records for part in parts), rejections, keys, changes, last)
 
 
-def outcome(plans: Sequence[ReadPlan], ranges: Ranges, memory: int) -> Outcome:
+def outcome(plans: Sequence[ReadPlan], source: Source, memory: int) -> Outcome:
     """Return what :func:`ingest` did, or raised, in so many bytes, as another process gets it."""
     try:
         with limited(memory):
-            return ingest(plans, ranges)
+            return ingest(plans, source)
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))  # noqa: S301  from this process

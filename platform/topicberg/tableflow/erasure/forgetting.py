@@ -10,39 +10,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
-from pydantic import BaseModel, ValidationError
 from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation
 
 from topicberg.endpoints import Endpoints
+from topicberg.errors.retry import retry
 from topicberg.formats.metadata import PARTITION, RAW_KEY
 from topicberg.iceberg import delta, tables
+from topicberg.iceberg.change import SnapshotChange
 from topicberg.kafka import topics as kafka
 from topicberg.settings import Settings
 from topicberg.tableflow.erasure.locations import Found, file_batches, find, prove
 from topicberg.tableflow.erasure.records import KafkaKey, KeyRecords, described_topic, records_of
 from topicberg.tableflow.erasure.rows import ErasureTarget, KeyRows
-from topicberg.tableflow.erasure.steps import Erased, Erasure
+from topicberg.tableflow.erasure.steps import ATTEMPTS, Erased, Erasure
 from topicberg.tableflow.layout import message_fields, upsert_key
+from topicberg.tableflow.rejected.waiting import Waiting
 from topicberg.tableflow.table.foreign_commits import ForeignWatch
 from topicberg.tableflow.upsert import keys
+from topicberg.tableflow.values.commit import committed
+from topicberg.tableflow.values.forgotten import FORGOTTEN, MOST_PARTITIONS, Forgotten
+from topicberg.tableflow.values.logs import log_number
 from topicberg.tableflow.values.skips import current_user
 from topicberg.topics.deadletters import dead_letter_spec
-
-FORGOTTEN = "topicberg.forgotten."  # Of table properties; the digest of an erased key follows.
-
-
-class Forgotten(BaseModel):
-    """The record of an erasure."""
-
-    by: str
-    at_ms: int
-    rows: int
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -153,7 +147,20 @@ class Forgetting:
         done = Erasure(table, rows, target.time, partial(self._note, table), rebuild_delta).erase()
         if spec is not None:
             keys.forget_files(self.config.state_dir, spec.name, table, done.replaced)
+            if not done.rows:
+                self.remember()
         return done
+
+    def remember(self) -> None:
+        """Record the erasure in the topic's table if a replay may find records of the key."""
+        table = tables.find_table(self.key_rows.catalog, self.targets[0].identifier)
+
+        def attempt(table: Table) -> None:
+            # A replay that was planned before is refused.
+            SnapshotChange(table.refresh(), Operation.APPEND).commit(self._note(table, 0))
+
+        if table is not None and Waiting.load(table).count:
+            retry(partial(attempt, table), ATTEMPTS)
 
     def prove(self, target: ErasureTarget) -> Found | None:
         """Read all of a table, or raise: it has the key; None: it cannot have it."""
@@ -161,8 +168,10 @@ class Forgetting:
 
     def _note(self, table: Table, rows: int) -> dict[str, str]:
         name = FORGOTTEN + self.key_rows.key.digest(table.metadata.table_uuid)
-        with suppress(ValidationError):
-            rows += Forgotten.model_validate_json(table.properties.get(name, "")).rows
+        rows += Forgotten.load(table.properties.get(name, "")).rows
         now = int(time.time() * 1000)
-        done = Forgotten(by=current_user(), at_ms=now, rows=rows, reason=self.reason)
+        by, log = current_user(), log_number(table)
+        done = Forgotten(by=by, at_ms=now, rows=rows, reason=self.reason, log=log)
+        offsets = committed(table, table.current_snapshot()).offsets
+        done.offsets = offsets if len(offsets) <= MOST_PARTITIONS else None
         return {name: done.model_dump_json()}

@@ -5,7 +5,6 @@ The value is personal data: no message, log or table property has it. A digest s
 
 from __future__ import annotations
 
-import hashlib
 import json
 import uuid
 from collections.abc import Mapping, Sequence
@@ -15,9 +14,11 @@ from datetime import UTC, date, datetime
 from decimal import Context, Decimal
 from typing import Any
 
+import numpy as np
 import pyiceberg.types as iceberg
 
 from topicberg.errors import SpecError
+from topicberg.tableflow.values.forgotten import digest
 
 _HEX = "hex"
 _NOT_OF_TYPE = (ValueError, TypeError, KeyError, ArithmeticError)
@@ -96,8 +97,7 @@ class Key:
     def digest(self, table: uuid.UUID) -> str:
         """Return a hash of the key for records of what was done, which differs by table."""
         values = {field.name: self.value(field.name, field.field_type) for field in self.fields}
-        content = json.dumps(values, sort_keys=True, default=repr).encode()
-        return hashlib.blake2b(content, key=table.bytes, digest_size=16).hexdigest()
+        return digest(values, table)
 
 
 def described(fields: Sequence[iceberg.NestedField]) -> str:
@@ -138,7 +138,9 @@ def _scalar(text: str, kind: iceberg.IcebergType) -> Any:
             if not -(1 << _BITS[type(kind)]) <= number < 1 << _BITS[type(kind)]:
                 raise ValueError
             return number
-        case iceberg.FloatType() | iceberg.DoubleType():
+        case iceberg.FloatType():
+            return float(np.float32(text))
+        case iceberg.DoubleType():
             return float(text)
         case iceberg.DecimalType():
             decimal = Decimal(text)
@@ -148,7 +150,7 @@ def _scalar(text: str, kind: iceberg.IcebergType) -> Any:
                 or len(str(abs(int(scaled)))) > kind.precision
             ):
                 raise ValueError
-            return decimal
+            return decimal.quantize(Decimal(1).scaleb(-kind.scale), context=_EXACT)
         case iceberg.DateType():
             return date.fromisoformat(text)
         case iceberg.TimestamptzType():

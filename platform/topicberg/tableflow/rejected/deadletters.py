@@ -15,22 +15,19 @@ in ``topics/schemas/error_log.avsc``.
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from io import BytesIO
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import fastavro
-import numpy as np
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.schema_registry.error import SchemaRegistryError
-from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 from pyiceberg.table import Table
 
@@ -38,20 +35,22 @@ from topicberg.clients.registry import NOT_FOUND, IncompatibleSchemaError, regis
 from topicberg.endpoints import CATALOG, Endpoints
 from topicberg.errors import TableflowError, TopicbergError
 from topicberg.formats.dispatch import format_of
-from topicberg.formats.framing import wire_prefix
+from topicberg.formats.framing import WIRE_BYTES, wire_prefix
 from topicberg.formats.subjects import RegisteredSchema
 from topicberg.kafka import schemas, transactions
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset
-from topicberg.kafka.records import DamagedRecordsError, headers_of
+from topicberg.kafka.records import DamagedRecordsError, GivenRecord, headers_of
 from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_plan import BatchPlan
 from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.values.logs import log_number
-from topicberg.tableflow.values.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP
+from topicberg.tableflow.values.metadata import FIRST_MS, LAST_MS, NO_TIMESTAMP, wrong_header
+from topicberg.tableflow.values.offsets import OffsetSet
 from topicberg.topics import TopicSpec
-from topicberg.topics.deadletters import dead_letter_spec
+from topicberg.topics.deadletters import ERROR_LOG_SCHEMA, dead_letter_spec
+from topicberg.topics.schema import schema_path
 from topicberg.wording import count
 
 logger = logging.getLogger(__name__)
@@ -66,8 +65,8 @@ _MIN_CLIENT_BYTES = 4_000_000
 """The state of what is logged may be larger than a dead letter."""
 _RECORD_OVERHEAD = 512
 """The most bytes that Kafka adds to a key and a value."""
-CHUNK = 1 << 16
 KEPT_CHUNKS = 50
+"""Offsets that are committed are forgotten once their set has more chunks."""
 COLUMNS = (
     *("partition", "offset", "timestamp_ms", "timestampType", "headers", "key", "value"),
     *("reason", "schema_id"),
@@ -83,7 +82,7 @@ class _State(BaseModel):
     topic_id: str
     """And dot, number of the table's log, if that is not the first one."""
     logged: dict[str, str] = Field(default_factory=dict)
-    """See :class:`Places`."""
+    """See :class:`.OffsetSet`."""
 
 
 @dataclass
@@ -93,7 +92,7 @@ class _Session:
     producer_id: str
     topic_id: str
     producer: Producer
-    logged: Places
+    logged: OffsetSet
     prefix: bytes
     max_bytes: int
     """Of a key and a value in the dead-letter topic."""
@@ -130,7 +129,8 @@ class DeadLetters:
             wanted = f"topicberg-dead-letters-{table.metadata.table_uuid}", topic_id
             if session is None or (session.producer_id, session.topic_id) != wanted:
                 session = self._open(*wanted)
-            session.logged.forget(committed)
+            if session.logged.chunks > KEPT_CHUNKS:
+                session.logged = session.logged.without_chunks_before(committed)
             try:
                 for some in self._new(session, malformed):
                     self._send(session, some)
@@ -175,10 +175,9 @@ class DeadLetters:
         wait = TRANSACTION_SECONDS * 1.5
         state_text = transactions.newest_states(self._endpoints, STATE_TOPIC, wait).get(producer_id)
         state = _State.model_validate_json(state_text) if state_text else _State(topic_id=topic_id)
-        logged = Places.load(state.logged) if state.topic_id == topic_id else Places()
-        return _Session(
-            producer_id, topic_id, producer, logged, prefix, max_bytes - _RECORD_OVERHEAD
-        )
+        logged = OffsetSet.load(state.logged if state.topic_id == topic_id else {})
+        room = max_bytes - _RECORD_OVERHEAD
+        return _Session(producer_id, topic_id, producer, logged, prefix, room)
 
     def _register(self) -> int:
         """Return the id of the schema, in the topic's subject if that is ours, else in its own."""
@@ -324,6 +323,52 @@ class DeadLetters:
         }
 
 
+class DeadLetter(NamedTuple):
+    """A record, as far as a dead letter has it."""
+
+    record: GivenRecord
+    is_whole: bool
+
+
+def read_dead_letters(
+    spec: TopicSpec, endpoints: Endpoints, log: int, topic_id: str | None
+) -> Iterator[DeadLetter]:
+    """Yield the dead letters of a table's log, in order; none if their topic does not exist.
+
+    :raises TopicbergError: Kafka does not answer
+    """
+    target, prefix = dead_letter_spec(spec).name, f"{spec.name}-".encode()
+    schema = fastavro.parse_schema(json.loads(schema_path(Path(), ERROR_LOG_SCHEMA).read_text()))
+    try:
+        ends = kafka.topic_log(endpoints, target)
+    except kafka.NoSuchTopicError:
+        return
+    ranges = {p: (ends.beginning.get(p, 0), end) for p, end in ends.end.items()}
+    for message in messages(endpoints, target, ranges):
+        if not (message.key() or b"").startswith(prefix):
+            continue
+        try:
+            content = BytesIO((message.value() or b"")[WIRE_BYTES:])
+            entry: Any = fastavro.schemaless_reader(content, schema, None)
+        except Exception:  # noqa: S112  another writer's
+            continue
+        source, details = entry["source_record"], entry["error_details"]
+        of_log = details.get("topic_id"), int(details.get("log", 0))
+        own = PROCESSOR, spec.name, topic_id, log
+        if (entry["processor"], source["topic"], *of_log) != own:
+            continue
+        time_ms = int(details.get("timestamp", NO_TIMESTAMP))
+        if (moment := source["timestamp"]) is not None:
+            time_ms = (moment - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
+        pair, place = (source["key"], source["value"]), (source["partition"], source["offset"])
+        kind = 1 + (source["timestamp_type"] == "LOG_APPEND_TIME")
+        # Of records that the client cannot read, and of their headers, it has nothing.
+        is_read = (pair, time_ms) != ((None, None), NO_TIMESTAMP)
+        has_headers = not entry["error_message"].endswith(wrong_header("")[-20:])
+        record = GivenRecord(pair, place, (kind, time_ms), [*source["headers"].items()])
+        yield DeadLetter(record, "truncated" not in details and is_read and has_headers)
+
+
 def _fields(message: Message) -> dict[str, Any]:
     """Return what a dead letter has of a record."""
     kind, milliseconds = message.timestamp()
@@ -334,50 +379,6 @@ def _fields(message: Message) -> dict[str, Any]:
         "timestamp_ms": milliseconds,
         "headers": [{"key": name, "value": value} for name, value in headers_of(message) or ()],
     }
-
-
-class Places:
-    """Bits for offsets, in chunks: five million take less than a megabyte, in any pattern."""
-
-    def __init__(self) -> None:
-        self._chunks: dict[tuple[int, int], NDArray[np.bool_]] = {}
-
-    def __contains__(self, place: PartitionOffset) -> bool:
-        chunk = self._chunks.get((place[0], place[1] // CHUNK))
-        return chunk is not None and bool(chunk[place[1] % CHUNK])
-
-    def add(self, place: PartitionOffset) -> None:
-        key = (place[0], place[1] // CHUNK)
-        if key not in self._chunks:
-            self._chunks[key] = np.zeros(CHUNK, np.bool_)
-        self._chunks[key][place[1] % CHUNK] = True
-
-    def forget(self, committed: Mapping[int, int]) -> None:
-        """Remove places before these offsets, once there are many."""
-        if len(self._chunks) > KEPT_CHUNKS:
-            self._chunks = {
-                (partition, number): chunk
-                for (partition, number), chunk in self._chunks.items()
-                if (number + 1) * CHUNK > committed.get(partition, 0)
-            }
-
-    def dump(self) -> dict[str, str]:
-        """Return the places for :meth:`load`, as a JSON object."""
-        return {
-            f"{partition}.{number}": base64.b64encode(
-                zlib.compress(np.packbits(chunk).tobytes())
-            ).decode()
-            for (partition, number), chunk in self._chunks.items()
-        }
-
-    @classmethod
-    def load(cls, dumped: Mapping[str, str]) -> Places:
-        places = cls()
-        for key, text in dumped.items():
-            partition, _, number = key.partition(".")
-            packed = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
-            places._chunks[int(partition), int(number)] = np.unpackbits(packed).astype(np.bool_)
-        return places
 
 
 class LeftOut:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 from topicberg.formats.reasons import MalformedError
@@ -14,10 +15,28 @@ from topicberg.kafka.records import Records
 from topicberg.tableflow.layout.inline_schemas import UnknownInlineError
 from topicberg.tableflow.layout.message_fields import KEY, VALUE
 from topicberg.tableflow.layout.writers import UNKNOWN, UnknownSchemaError, named_schemas
+from topicberg.tableflow.values.offsets import OffsetSet
 
 ErrorMode = Literal["SUSPEND", "SKIP", "LOG"]
 MAX_UNKNOWN = 1_000
 """Ids of unknown schemas that one batch keeps."""
+MOST_REASONS, OTHER_REASONS = 30, "other reasons"
+_REASON_LENGTH = 160
+_VALUES = re.compile(r': value .*|"(?:[^"\\]|\\.)*"?…?|(?<= )(?<!schema )(?:[-+]?\d|0x)[^ ,;:]*')
+Key = TypeVar("Key", bound=Hashable)
+
+
+def without_values(reason: str) -> str:
+    """Return a reason without the values of its record, so that many records have the same one."""
+    return _VALUES.sub("…", " ".join(reason.split()))[:_REASON_LENGTH]
+
+
+def joined(parts: Iterable[tuple[Key, OffsetSet]]) -> dict[Key, OffsetSet]:
+    """Return the offsets of all parts, by key."""
+    offsets = dict[Key, OffsetSet]()
+    for key, some in parts:
+        offsets[key] = offsets[key] | some if key in offsets else some
+    return offsets
 
 
 @dataclass
@@ -34,6 +53,8 @@ class Rejections:
     """SHA-256 of the schemas that records begin with and that are not registered yet → where."""
     records: list[dict[str, Any]] = field(default_factory=list)
     """In mode LOG: each of them, with the columns of a dead letter."""
+    left_out: dict[tuple[str, str | None], OffsetSet] = field(default_factory=dict)
+    """All of them, by the reason without its values, and the id of the schema if unknown."""
     kafka_times: int = 0
     """Rows that have Kafka's time, as their event time is missing or out of range."""
     is_partial: bool = False
@@ -65,6 +86,10 @@ class Rejections:
             self.inline.setdefault(sha256(reason.opening).digest(), place)
         if self.first is None or place < self.first[0]:
             self.first = place, str(reason), number
+        why = without_values(str(reason)), number
+        if why not in self.left_out and len(self.left_out) >= MOST_REASONS:
+            why = OTHER_REASONS, None
+        self.left_out.setdefault(why, OffsetSet()).add(place)
         if self.mode == "LOG":
             self.records.append(records.raw(index) | {"reason": str(reason), "schema_id": number})
 
@@ -81,6 +106,8 @@ class Rejections:
             self.first = self.first[0], named(*self.first[1:]), self.first[2]
         for record in self.records:
             record["reason"] = named(record["reason"], record["schema_id"])
+        named_reasons = ((named(*why), offsets) for why, offsets in self.left_out.items())
+        self.left_out = {(text, None): offsets for text, offsets in joined(named_reasons).items()}
 
     @classmethod
     def joined(cls, mode: ErrorMode, parts: Iterable[Rejections]) -> Rejections:
@@ -88,6 +115,7 @@ class Rejections:
         whole = cls(mode)
         for part in parts:
             whole.count += part.count
+            whole.left_out = joined([*whole.left_out.items(), *part.left_out.items()])
             whole.kafka_times += part.kafka_times
             whole.unknown |= part.unknown
             whole.inline |= part.inline

@@ -120,8 +120,8 @@ class Ingestor:
         )
         self.tables: tuple[BatchTable, ...] = (table,)  # Which each batch fills: a topic has one.
         self._memory = config.engine_process_memory_mb * 1024**2
-        self._processes = shared(config.engine_processes, self._memory)
-        self._search = RecordSearch(spec, self._processes)
+        self.processes = shared(config.engine_processes, self._memory)
+        self._search = RecordSearch(spec, self.processes)
         self._logs: list[int] = []  # The numbers of the logs that the tables are read from.
         self._stops_early = True  # Whether a batch that names new schemas is begun again at once.
         self.report_progress: Callable[[str], None] = lambda _: None
@@ -149,9 +149,9 @@ class Ingestor:
     def table(self) -> Table:
         """Return the topic's table, created or evolved to the latest schemas."""
         with self.tables[0].loader.explained(self.endpoints):
-            return self.tables[0].loader.load(self._layouts()[0])
+            return self.tables[0].loader.load(self.layouts()[0])
 
-    def _layouts(self, log: kafka.TopicLog | None = None) -> list[Layout]:
+    def layouts(self, log: kafka.TopicLog | None = None) -> list[Layout]:
         """Return the columns by the newest schemas, those that records carry included."""
         if self._framing is not None:
             log = log or kafka.topic_log(self.endpoints, self.spec.name)
@@ -165,7 +165,7 @@ class Ingestor:
         :raises CommitConflictError: others kept committing to the table
         :raises TopicbergError: a service does not answer, refuses or is full
         """
-        self._begin_batch()
+        self.begin_batch()
         exhausted = CommitConflictError(
             f"topic {self.spec.name}: {CONFLICT_ATTEMPTS} batches in a row met another commit",
             hint="check whether a second engine runs for this topic",
@@ -184,7 +184,7 @@ class Ingestor:
         finally:
             self._spark.give_back()
 
-    def _begin_batch(self) -> None:
+    def begin_batch(self) -> None:
         """Allow the lookups of schemas of another batch."""
         for schemas in (*self._foreign.values(), self._framing):
             if schemas is not None:
@@ -230,7 +230,7 @@ class Ingestor:
         # First of all, so that the schemas read afterwards cover all of these records.
         log = kafka.topic_log(self.endpoints, name)
         now_ms, current = int(time.time() * 1000), (self.current_offsets, self.current_ms)
-        layouts = zip(self.tables, self._layouts(log), strict=True)
+        layouts = zip(self.tables, self.layouts(log), strict=True)
         tables = [
             table.plan(number, layout, log, now_ms, current)
             for number, (table, layout) in enumerate(layouts)
@@ -374,7 +374,7 @@ class Ingestor:
         if plan.reader == "process":
             is_folded = all(program.is_folded for program in programs)
             parts = split(ranges, plan.size, 1 if is_folded else usual)
-            return self._processes.ingest(programs, parts, self._check_abandoned)
+            return self.processes.ingest(programs, parts, self._check_abandoned)
         parts = split(ranges, plan.size, usual)
         return ingest_by_spark(self._spark.session(), programs, parts, self._memory)
 
@@ -390,7 +390,7 @@ class Ingestor:
         """If all of the batch was searched, let the next one have what was read, and no more."""
         if search.rest:
             return
-        self._begin_batch()
+        self.begin_batch()
         self.limits.end_at(search.start)
         if search.blamed:
             self._search.isolation = None

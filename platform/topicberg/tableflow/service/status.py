@@ -104,6 +104,7 @@ class TopicStatus(BaseModel):
     open_transactions: dict[int, OpenTransaction] = {}  # Records after them cannot be read yet.
     rows_committed: int = 0  # rows that commits added to the table
     rows_skipped: int = 0  # Records left out since the table was created, skipped or dead-lettered.
+    rows_replayed: int = 0  # How many of them became rows since.
     records_read: int = 0  # records that committed batches read
     records_skipped: int = 0  # records left out without a dead letter
     records_dead_lettered: int = 0  # Records left out, and sent to the dead-letter topic.

@@ -25,7 +25,8 @@ from topicberg.topics.requests import Pause
 logger = logging.getLogger(__name__)
 
 _STATE = (
-    *("end_offsets", "rows_skipped", "skip_requests", "missed_deletes", "keys", "unproven"),
+    *("end_offsets", "rows_skipped", "rows_replayed", "skip_requests", "missed_deletes", "keys"),
+    "unproven",
     "logs",
 )
 """Fields of a commit that the status repeats, and that may change without new records."""

@@ -34,7 +34,7 @@ from topicberg.tableflow.layout.message_fields import Layout
 from topicberg.tableflow.layout.upsert_key import UpsertKey
 from topicberg.tableflow.layout.waiting import identity_columns
 from topicberg.tableflow.service.log_check import LogCheck
-from topicberg.tableflow.table.batch_commit import BatchCommitter
+from topicberg.tableflow.table.batch_commit import BatchCommitter, Replayed
 from topicberg.tableflow.table.foreign_commits import ForeignWatch
 from topicberg.tableflow.table.table import ensure_table
 from topicberg.tableflow.table.topic_keys import TopicKeys
@@ -148,10 +148,14 @@ class BatchTable:
         )
 
     def commit(
-        self, plan: batch_plan.BatchPlan, into: batch_plan.TablePlan, written: WrittenBatch
+        self,
+        plan: batch_plan.BatchPlan,
+        into: batch_plan.TablePlan,
+        written: WrittenBatch,
+        replayed: Replayed | None = None,
     ) -> batch_plan.Commit:
         """Commit a batch to the table; see :meth:`.BatchCommitter.commit`."""
-        done = self.committer.commit(plan, into, written)
+        done = self.committer.commit(plan, into, written, replayed)
         self.log_check.note_commit({**into.committed.last_records, **written.last_records})
         self.loader.held_ms = plan.now_ms
         return replace(done, unproven=self.unproven(plan.batch))

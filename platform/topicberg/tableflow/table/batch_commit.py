@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
-from typing import cast, get_args
+from typing import NamedTuple, cast, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -39,13 +39,15 @@ from topicberg.tableflow.layout.framing import Framing
 from topicberg.tableflow.layout.layout import row_columns
 from topicberg.tableflow.layout.writers import ForeignSchemas, named_schemas
 from topicberg.tableflow.rejected.deadletters import LeftOut
-from topicberg.tableflow.rejected.rejections import Rejections
+from topicberg.tableflow.rejected.rejections import Rejections, without_values
+from topicberg.tableflow.rejected.waiting import SKIPPED, Waiting
 from topicberg.tableflow.table.topic_keys import TopicKeys
 from topicberg.tableflow.upsert import tombstones
 from topicberg.tableflow.upsert.batch_keys import BatchKeys, WrittenKeys
 from topicberg.tableflow.upsert.key_hashing import KeyState
 from topicberg.tableflow.values import commit, skips
 from topicberg.tableflow.values.logs import ended_logs
+from topicberg.tableflow.values.offsets import OffsetSet
 from topicberg.topics import TopicSpec
 from topicberg.wording import count
 
@@ -54,6 +56,13 @@ logger = logging.getLogger(__name__)
 
 class SchemasFoundError(Exception):
     """Records name schemas that were unknown and have been looked up: decode the batch again."""
+
+
+class Replayed(NamedTuple):
+    """What a snapshot records of a replay: rows that it inserts, and what is still left out."""
+
+    rows: int
+    waiting: Waiting
 
 
 class BatchCommitter:
@@ -85,9 +94,16 @@ class BatchCommitter:
         if self._progress is not None:
             self._progress.end_at(ends)
 
-    def commit(self, plan: BatchPlan, into: TablePlan, written: WrittenBatch) -> Commit:
+    def commit(
+        self,
+        plan: BatchPlan,
+        into: TablePlan,
+        written: WrittenBatch,
+        replayed: Replayed | None = None,
+    ) -> Commit:
         """Commit the data files of a batch for one of its tables.
 
+        :param replayed: of records that were left out before; the batch has no offsets
         :raises BatchCutError: only an earlier part of the batch can be committed now
         :raises TableflowError: the topic stops before a change that cannot be applied (SUSPEND)
         """
@@ -112,6 +128,9 @@ class BatchCommitter:
                 )
                 known = int(table.properties.get(summaries.KAFKA_TIMES, 0))
                 changed[summaries.KAFKA_TIMES] = str(known + kafka_times)
+            if replayed is not None:
+                before = int(table.properties.get(summaries.ROWS_REPLAYED, 0))
+                changed[summaries.ROWS_REPLAYED] = str(before + replayed.rows)
             replaced = folded.replaced if folded else self._keys.replaced(into, written)
             changed |= self._keys.changed_properties(into, plan.now_ms)
             noted = into.missed.noted(changed)
@@ -121,6 +140,7 @@ class BatchCommitter:
                 state = state.model_copy(update=reached)
                 noted |= state.noted()
                 changed[STATE] = state.model_dump_json()
+            noted |= self._waiting(plan, into, written, replayed)
             self._check()
         except BaseException:
             discard(table.io, written.files)
@@ -141,6 +161,25 @@ class BatchCommitter:
             records_dead_lettered=dead_lettered,
         )
 
+    def _waiting(
+        self, plan: BatchPlan, into: TablePlan, written: WrittenBatch, replayed: Replayed | None
+    ) -> dict[str, str]:
+        """Return what the summary has of the records that were left out so far."""
+        if replayed is not None:
+            return replayed.waiting.write(into.table)
+        reasons = {text: offsets for (text, _), offsets in written.rejections.left_out.items()}
+        for place in plan.batch.skipped:
+            skip = plan.failing.get(place)
+            why = SKIPPED if skip is None else without_values(skip.reason)
+            reasons[why] = reasons.get(why, OffsetSet()) | OffsetSet.of([place])
+        is_folded = self._spec.changelog is not None and self._spec.write_mode == "upsert"
+        if is_folded or not reasons:
+            name = into.committed.waiting
+            return {} if name is None else {summaries.WAITING: name}
+        waiting = Waiting.load(into.table, into.head)
+        waiting.add(plan.topic_id, reasons)
+        return waiting.write(into.table)
+
     def handle_rejected(self, plan: BatchPlan, table: Table, rejections: Rejections) -> None:
         """Treat records that did not become rows as the topic's error mode says.
 
@@ -148,6 +187,15 @@ class BatchCommitter:
 
         :raises SchemasFoundError: their schemas were looked up: decode the batch again
         :raises TableflowError: the topic stops before the first of them (SUSPEND)
+        """
+        self.learn_schemas(rejections)
+        self._left_out.malformed(plan, table, rejections)
+        self._left_out.failing(plan, table)
+
+    def learn_schemas(self, rejections: Rejections) -> None:
+        """Look up the schemas that rejected records name, or have.
+
+        :raises SchemasFoundError: some were found: decode the records again
         """
         named = named_schemas(sorted(rejections.unknown))
         # Of the keys and of the values.
@@ -157,8 +205,6 @@ class BatchCommitter:
         if any(learnt) or rejections.is_partial:
             raise SchemasFoundError("records name, or have, schemas that were not known")
         rejections.name_missing({of: foreign.missing for of, foreign in self._foreign.items()})
-        self._left_out.malformed(plan, table, rejections)
-        self._left_out.failing(plan, table)
 
     def _fold(self, plan: BatchPlan, into: TablePlan, read: ChangesRead) -> Folded:
         """Return what a batch of changes makes of the current rows."""
@@ -217,6 +263,7 @@ def result(
         backlog=plan.backlog,
         rows=_number(head, "added-records"),
         rows_skipped=_skipped(properties),
+        rows_replayed=int(properties.get(summaries.ROWS_REPLAYED, 0)),
         bytes=_number(head, "added-files-size"),
         files=_number(head, "added-data-files"),
         data_files=_number(head, "total-data-files"),

@@ -17,13 +17,14 @@ there is a later record of its key.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
+from confluent_kafka import Message
 from numpy.typing import NDArray
 from pydantic import BaseModel
 from pyiceberg.table import Table
@@ -36,8 +37,8 @@ from topicberg.formats.framing import header_of
 from topicberg.iceberg.position_deletes import delete_rows
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
-from topicberg.kafka.offsets import Offsets, Ranges
-from topicberg.kafka.records import headers_of
+from topicberg.kafka.offsets import Offsets
+from topicberg.kafka.records import GivenRecord, headers_of
 from topicberg.settings import Settings
 from topicberg.tableflow.changelog.current_rows import together
 from topicberg.tableflow.decode.raw_keys import KeyFraming, RawKeys
@@ -63,7 +64,7 @@ CHUNK = 500_000
 
 Record = tuple[bytes, int, int, bool, int]
 """Raw key, partition, offset, whether it is a tombstone, and the time in milliseconds."""
-_RECORD = np.dtype(
+RECORD = np.dtype(
     [
         *(("high", "u8"), ("low", "u8"), ("partition", "i4"), ("offset", "i8")),
         *(("deletes", "?"), ("time", "i8")),
@@ -83,9 +84,9 @@ class Reread(BaseModel):
     """The snapshot before the commits of others, to which ``main`` was set."""
 
 
-def _described(records: Sequence[Record], index: KeyIndex) -> NDArray[Any]:
-    """Return an array of :data:`_RECORD`; records whose key is malformed have no row."""
-    described = np.empty(len(records), _RECORD)
+def described(records: Sequence[Record], index: KeyIndex) -> NDArray[Any]:
+    """Return an array of :data:`RECORD`; records whose key is malformed have no row."""
+    described = np.empty(len(records), RECORD)
     listed, described["partition"], described["offset"], described["deletes"], times = zip(
         *records, strict=True
     )
@@ -100,9 +101,9 @@ def _described(records: Sequence[Record], index: KeyIndex) -> NDArray[Any]:
     return described
 
 
-def _newest(held: NDArray[Any], more: NDArray[Any]) -> NDArray[Any]:
-    """Return the last record of each key, of ``held`` and ``more``, which were read later."""
-    both = np.concatenate([held, more])
+def newest(earlier: NDArray[Any], more: NDArray[Any]) -> NDArray[Any]:
+    """Return the last record of each key, of ``earlier`` and ``more``, which were read later."""
+    both = np.concatenate([earlier, more])
     return np.asarray(both[key_files.newest(both["high"], both["low"])])
 
 
@@ -172,19 +173,19 @@ def _deleted(
     """Delete the rows that the topic does not have, in one commit."""
     require_upsert(spec)
     check_identity(table, spec)
-    key, decode, framing = _key(spec, table, endpoints)
+    key, decode, framing = key_of(spec, table, endpoints)
     index = index_of(config.state_dir, spec.name, KeyHasher.of_upserts(table, key, decode))
     started_ms, records = int(time.time() * 1000), 0
-    keys, reached = np.empty(0, _RECORD), kafka.beginning_offsets(endpoints, spec.name)
+    keys, reached = np.empty(0, RECORD), kafka.beginning_offsets(endpoints, spec.name)
 
     def read() -> None:
         """Read what the topic has by now."""
         nonlocal keys, records, reached
         end = kafka.end_offsets(endpoints, spec.name)
         ranges = {p: (reached.get(p, 0), end[p]) for p in end}
-        unread = _records(endpoints, spec.name, ranges, framing)
+        unread = records_of(messages(endpoints, spec.name, ranges), framing)
         while some := list(islice(unread, CHUNK)):
-            keys, records = _newest(keys, _described(some, index)), records + len(some)
+            keys, records = newest(keys, described(some, index)), records + len(some)
         reached = end
 
     def attempt() -> Reread:
@@ -224,7 +225,7 @@ def _unknown_schemas(spec: TopicSpec, unknown: Mapping[int | UUID, str]) -> Tabl
     )
 
 
-def _key(
+def key_of(
     spec: TopicSpec, table: Table, endpoints: Endpoints
 ) -> tuple[UpsertKey, DecodeKeys, KeyFraming | None]:
     """Return the key of the table; if it is decoded, by what, and what frames those of records."""
@@ -239,14 +240,14 @@ def _key(
     return key, RawKeys(layout.key, key, foreign).texts, KeyFraming(layout.key, foreign)
 
 
-def _records(
-    endpoints: Endpoints, topic: str, ranges: Ranges, framing: KeyFraming | None
+def records_of(
+    read: Iterable[Message | GivenRecord], framing: KeyFraming | None
 ) -> Iterator[Record]:
     """Yield records, with keys as tables hold them; those that cannot be decoded, as they are.
 
     :param framing: of keys that are decoded
     """
-    for message in messages(endpoints, topic, ranges):
+    for message in read:
         if (key := message.key()) is not None:
             key_bytes, time_ms = held_key(key), 0
             if framing is not None:

@@ -42,7 +42,7 @@ _COPIED_AT_ONCE = 1 << 20
 PARTITION_BITS = 16
 """The highest bits of the second half of a decoded key's hash: the partition of its row."""
 _ALL_BITS = np.uint64((1 << 64) - 1)
-_KEY_BITS = _ALL_BITS >> np.uint64(PARTITION_BITS)
+KEY_BITS = _ALL_BITS >> np.uint64(PARTITION_BITS)
 _FEW = 8
 """A file with fewer rows than this share of the keys is looked up in the keys."""
 
@@ -73,7 +73,7 @@ class Keys:
 
     def is_same(self) -> NDArray[np.bool_]:
         """Return which of the sorted decoded keys an equal one follows, of any partition."""
-        is_same = ((self.low[1:] ^ self.low[:-1]) & _KEY_BITS) == 0
+        is_same = ((self.low[1:] ^ self.low[:-1]) & KEY_BITS) == 0
         return np.asarray((self.high[1:] == self.high[:-1]) & is_same, np.bool_)
 
     def is_newest(self, times: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -119,7 +119,7 @@ class HeldKeys(Keys):
         self, keys: Keys, *, are_decoded: bool = False
     ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         """Return the places of all pairs of equal keys, in sorted ``keys`` and here."""
-        compared = _KEY_BITS if are_decoded else _ALL_BITS
+        compared = KEY_BITS if are_decoded else _ALL_BITS
         if len(self.high) <= len(keys.high) // _FEW:
             own, wanted = pairs(self.high, self.low, keys.high, keys.low, compared)
             return wanted, own
@@ -130,7 +130,7 @@ class HeldKeys(Keys):
 
 def with_partition(low: NDArray[np.uint64], partitions: NDArray[np.integer]) -> NDArray[np.uint64]:
     """Return the second halves of decoded keys' hashes, with the partitions of their rows."""
-    return (low & _KEY_BITS) | (partitions.astype(np.uint64) << np.uint64(64 - PARTITION_BITS))
+    return (low & KEY_BITS) | (partitions.astype(np.uint64) << np.uint64(64 - PARTITION_BITS))
 
 
 def merged(parts: Sequence[Keys]) -> Keys:

@@ -99,10 +99,14 @@ class KeyIndex:
     def keyed_rows(
         self, table: Table, head: Snapshot, keys: Keys
     ) -> list[tuple[FileRows, NDArray[np.intp]]]:
-        """Return the live rows that have one of these sorted keys, and the places of their keys."""
+        """Return the live rows that have one of these sorted keys, and the places of their keys.
+
+        Decoded keys are equal in all partitions.
+        """
+        are_decoded = self.hasher.key is not None
 
         def choose(file_keys: HeldKeys) -> _Chosen:
-            wanted, rows = file_keys.equal(keys)
+            wanted, rows = file_keys.equal(keys, are_decoded=are_decoded)
             order = np.argsort(file_keys.position[rows])
             return file_keys.position[rows[order]], wanted[order]
 

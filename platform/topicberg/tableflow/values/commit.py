@@ -47,6 +47,8 @@ class Committed:
     """See :data:`topicberg.iceberg.summaries.CURRENT_AT_MS`."""
     last_records: LastRecords = field(default_factory=dict)
     """By which the log is recognized."""
+    waiting: str | None = None
+    """See :data:`topicberg.iceberg.summaries.WAITING`."""
 
 
 def committed(table: Table, head: Snapshot | None = None) -> Committed:
@@ -70,6 +72,7 @@ def committed(table: Table, head: Snapshot | None = None) -> Committed:
         key_definition=properties.get(summaries.KEY_DEFINITION),
         current_at_ms=int(current_at_ms) if current_at_ms else None,
         last_records=parse_last_records(properties.get(summaries.LAST_RECORDS), offsets),
+        waiting=properties.get(summaries.WAITING),
     )
 
 

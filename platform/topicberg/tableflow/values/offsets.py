@@ -1,11 +1,104 @@
-"""Which records the next batch reads."""
+"""Which records the next batch reads, and sets of offsets."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import base64
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from topicberg.kafka.offsets import Offsets, PartitionOffset, Ranges
+
+CHUNK = 1 << 16
+_NOTHING = np.zeros(CHUNK // 8, np.uint8)
+_Chunk = tuple[int, int]  # Partition, and offset divided by :data:`CHUNK`.
+
+
+class OffsetSet:
+    """Bits for offsets, in chunks: five million take less than a megabyte, in any pattern."""
+
+    def __init__(self, chunks: Mapping[_Chunk, NDArray[np.uint8]] | None = None) -> None:
+        self._chunks = {key: bits for key, bits in (chunks or {}).items() if bits.any()}
+
+    @classmethod
+    def of(cls, places: Iterable[PartitionOffset]) -> Self:
+        offsets = cls()
+        for place in places:
+            offsets.add(place)
+        return offsets
+
+    def add(self, place: PartitionOffset) -> None:
+        key, offset = (place[0], place[1] // CHUNK), place[1] % CHUNK
+        if key not in self._chunks:
+            self._chunks[key] = _NOTHING.copy()
+        self._chunks[key][offset >> 3] |= 128 >> (offset & 7)
+
+    def __contains__(self, place: PartitionOffset) -> bool:
+        bits, offset = self._chunks.get((place[0], place[1] // CHUNK)), place[1] % CHUNK
+        return bits is not None and bool(bits[offset >> 3] & (128 >> (offset & 7)))
+
+    def __len__(self) -> int:
+        return sum(int(np.bitwise_count(bits).sum()) for bits in self._chunks.values())
+
+    def __iter__(self) -> Iterator[PartitionOffset]:
+        """Yield them in order."""
+        for (partition, number), bits in sorted(self._chunks.items(), key=lambda item: item[0]):
+            offsets = number * CHUNK + np.flatnonzero(np.unpackbits(bits))
+            yield from ((partition, offset) for offset in offsets.tolist())
+
+    def __or__(self, other: OffsetSet) -> OffsetSet:
+        keys, both = self._chunks.keys() | other._chunks.keys(), (self._chunks, other._chunks)
+        return OffsetSet({k: np.bitwise_or(*(c.get(k, _NOTHING) for c in both)) for k in keys})
+
+    def __sub__(self, other: OffsetSet) -> OffsetSet:
+        removed = other._chunks
+        return OffsetSet({k: b & ~removed.get(k, _NOTHING) for k, b in self._chunks.items()})
+
+    def __and__(self, other: OffsetSet) -> OffsetSet:
+        return self - (self - other)
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks it has, which decide how large it is."""
+        return len(self._chunks)
+
+    def first_chunk(self) -> OffsetSet:
+        """Return the chunk with the lowest offsets of all partitions."""
+        first = min(self._chunks, key=lambda key: key[::-1])
+        return OffsetSet({first: self._chunks[first]})
+
+    def among(self, partitions: NDArray[Any], offsets: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return which of some records are in the set."""
+        is_in = np.zeros(len(offsets), np.bool_)
+        for (partition, number), bits in self._chunks.items():
+            rows = np.flatnonzero((partitions == partition) & (offsets // CHUNK == number))
+            is_in[rows] = np.unpackbits(bits)[offsets[rows] % CHUNK]
+        return is_in
+
+    def without_chunks_before(self, ends: Mapping[int, int]) -> OffsetSet:
+        """Return it without the chunks that end before these offsets."""
+        kept = (k for k in self._chunks if (k[1] + 1) * CHUNK > ends.get(k[0], 0))
+        return OffsetSet({key: self._chunks[key] for key in kept})
+
+    def dump(self) -> dict[str, str]:
+        """Return the offsets for :meth:`load`, as a JSON object."""
+        return {
+            f"{partition}.{number}": base64.b64encode(zlib.compress(bits.tobytes())).decode()
+            for (partition, number), bits in self._chunks.items()
+        }
+
+    @classmethod
+    def load(cls, dumped: Mapping[str, str]) -> Self:
+        chunks = dict[_Chunk, NDArray[np.uint8]]()
+        for key, text in dumped.items():
+            partition, _, number = key.partition(".")
+            packed = zlib.decompress(base64.b64decode(text))
+            chunks[int(partition), int(number)] = np.frombuffer(packed, np.uint8).copy()
+        return cls(chunks)
 
 
 @dataclass(frozen=True)

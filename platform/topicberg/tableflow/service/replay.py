@@ -1,0 +1,323 @@
+"""Read the records again that were left out of a table: ``topicberg tableflow replay``.
+
+A record is read from the log, while Kafka has it, else from its dead letter, and is decoded as in a
+batch, with the schemas and the spec of now. Each chunk of records is one commit: it adds their rows
+and says that these records do not wait any more (:mod:`.rejected.waiting`). So a replay that was
+killed is continued by the next one. Its snapshot has the end offsets of the one before.
+
+In an upsert table, no record replaces a later one of its key, or brings a deleted key back: see
+:mod:`topicberg.tableflow.table.later_records`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import numpy as np
+from tenacity import wait_random
+
+from topicberg.endpoints import Endpoints
+from topicberg.errors import CommitConflictError, SpecError
+from topicberg.errors.retry import conflicts, retry
+from topicberg.iceberg.files import discard
+from topicberg.kafka import topics as kafka
+from topicberg.kafka.consumer import messages
+from topicberg.kafka.offsets import Offsets
+from topicberg.kafka.records import DamagedRecordsError, GivenRecord
+from topicberg.settings import Settings
+from topicberg.tableflow.batch.batch_plan import BatchPlan, TablePlan
+from topicberg.tableflow.decode.columns import FORGOTTEN
+from topicberg.tableflow.decode.plan import ReadPlan
+from topicberg.tableflow.decode.reading import GivenRecords, WrittenBatch, joined
+from topicberg.tableflow.rejected.deadletters import read_dead_letters
+from topicberg.tableflow.rejected.rejections import Rejections, without_values
+from topicberg.tableflow.rejected.waiting import Waiting
+from topicberg.tableflow.service.engine import Ingestor
+from topicberg.tableflow.service.turns import turn
+from topicberg.tableflow.table.batch_commit import Replayed, SchemasFoundError
+from topicberg.tableflow.table.later_records import DELETED, SUPERSEDED, UNCERTAIN, LaterRecords
+from topicberg.tableflow.values.forgotten import ForgottenKeys
+from topicberg.tableflow.values.logs import ended_logs
+from topicberg.tableflow.values.memory import ExhaustedError
+from topicberg.tableflow.values.offsets import Batch, OffsetSet
+from topicberg.topics import TopicSpec
+
+CHUNK_RECORDS, CHUNK_BYTES = 50_000, 64 * 1024 * 1024  # Of one commit.
+ATTEMPTS, GAP = 20, 10_000  # Offsets between two records that wait, which are not read.
+EARLIER = "dead letters of an earlier version"
+INSERTED, ERASED, TRUNCATED = "inserted", "forgotten", "truncated"
+LOST, FAILED = "not in Kafka", "failed again"
+OUTCOMES = {
+    INSERTED: "in the table now",
+    SUPERSEDED: "a later record of the key was read",
+    DELETED: "a later record deleted the key",
+    ERASED: "the key, or a value, was forgotten",
+    UNCERTAIN: "what came later of the key is not known any more",
+    TRUNCATED: "the log has no such record any more, and the dead letter only a part of it",
+    LOST: "neither the log nor the dead-letter topic has the record",
+    FAILED: "still malformed; these keep waiting",
+}
+"""What becomes of a record; all but the last one are final."""
+
+
+@dataclass
+class Replay:
+    """What is replayed, how, and what became of it."""
+
+    spec: TopicSpec
+    endpoints: Endpoints
+    config: Settings
+    reason: str = ""  # Only records with this text in their reason.
+    since_ms: int | None = None  # Only records with this timestamp in Kafka, or a later one.
+    is_dry: bool = False  # Whether nothing is committed.
+    report: Callable[[str], None] = lambda _: None
+    """Called with how far it is."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """Records by :data:`OUTCOMES`."""
+    failed: Counter[str] = field(default_factory=Counter)
+    """Those that failed again, by reason."""
+    unrecorded: int = 0
+    """Records that an earlier version skipped: which ones is not known."""
+
+    def run(self) -> Replay:
+        """Read the records again.
+
+        :raises SpecError: the table has the current rows of a change log
+        :raises TableflowError: the table, its schemas or the log are not as a batch needs them
+        :raises CommitConflictError: others kept committing to the table
+        """
+        if self.spec.changelog is not None and self.spec.write_mode == "upsert":
+            raise SpecError(
+                f"topic {self.spec.name}: its table has the current rows of a database's table, "
+                "which follow from all changes in their order: none is applied later",
+                hint="let the connector read these rows again with an incremental snapshot",
+            )
+        self._ingestor = Ingestor(self.spec, self.endpoints, self.config)
+        self._table = self._ingestor.tables[0]
+        self._earlier: OffsetSet | None = None  # Dead letters that no batch recorded.
+        self._later: LaterRecords | None = None
+        try:
+            self._replay()
+        finally:
+            self._ingestor.close()
+        return self
+
+    def _replay(self) -> None:
+        into, log, waiting = self._plan()
+        self.unrecorded, number = waiting.unrecorded, waiting.log
+        left = {n: waiting.of(n, self.reason) for n in waiting.topic_ids}
+        own, self._total = left.setdefault(number, OffsetSet()), sum(map(len, left.values()))
+        if self.spec.write_mode == "upsert":
+            first, where = dict(reversed([*own])), (self.endpoints, self.config)
+            self._later = LaterRecords(self.spec, into.table, *where, first, self.report)
+        damaged = OffsetSet()
+        for records in self._chunks(self._of_log(own, log.beginning, damaged)):
+            left[number] -= OffsetSet.of(record.place for record in records)
+            self._process(number, records, is_in_log=True)
+        left[number] -= damaged
+        for n, wanted in left.items():
+            rest, cut = wanted, OffsetSet()
+            whole = self._of_dead_letters(n, waiting.topic_ids.get(n), wanted, cut)
+            for records in self._chunks(whole if wanted else iter(())):
+                rest -= OffsetSet.of(record.place for record in records)
+                self._process(n, records)
+            if rest and self.since_ms is None:  # else their times are not known
+                self._process(n, [], {TRUNCATED: rest & cut, LOST: rest - cut})
+
+    def _plan(self) -> tuple[TablePlan, kafka.TopicLog, Waiting]:
+        """Return the table with the columns of the newest schemas, its log, and what waits."""
+        log, now_ms = kafka.topic_log(self.endpoints, self.spec.name), int(time.time() * 1000)
+        layout = self._ingestor.layouts(log)[0]
+        into = self._table.plan(0, layout, log, now_ms, ({}, None))
+        waiting = Waiting.load(into.table, into.head)
+        if waiting.start:
+            ended = ended_logs(into.table, into.head)
+            topic_id = ended[0].topic_id if ended else into.committed.topic_id
+            if self._earlier is None:
+                self._earlier = OffsetSet.of(
+                    (partition, offset)
+                    for letter in read_dead_letters(self.spec, self.endpoints, 0, topic_id)
+                    for partition, offset in [letter.record.place]
+                    if offset < waiting.start.get(partition, 0)
+                )
+            waiting.unrecorded = max(0, waiting.unrecorded - len(self._earlier))
+            waiting.add(topic_id or "", {EARLIER: self._earlier}, log=0)
+            waiting.start = {}
+        return into, log, waiting
+
+    def _of_log(
+        self, wanted: OffsetSet, beginning: Offsets, damaged: OffsetSet
+    ) -> Iterator[GivenRecord]:
+        """Yield what the log still has; ``damaged`` gets what the client cannot read."""
+        for partition, start, end in _spans(wanted):
+            start = max(start, beginning.get(partition, 0))
+            while start < end:
+                ranges = {partition: (start, end)}
+                try:
+                    for message in messages(self.endpoints, self.spec.name, ranges):
+                        start = message.offset() or 0
+                        if (partition, start) in wanted:
+                            yield GivenRecord.of(message)
+                    start = end
+                except DamagedRecordsError as error:
+                    start = max(start, error.offset)
+                    if (partition, start) in wanted:
+                        damaged.add((partition, start))
+                        self._count(Counter({FAILED: 1}), {without_values(error.message): 1})
+                    start += 1
+
+    def _of_dead_letters(
+        self, log: int, topic_id: str | None, wanted: OffsetSet, cut: OffsetSet
+    ) -> Iterator[GivenRecord]:
+        """Yield what dead letters have; ``cut`` gets those of which they have a part."""
+        read = OffsetSet()
+        for letter in read_dead_letters(self.spec, self.endpoints, log, topic_id):
+            if (place := letter.record.place) in wanted and place not in read:
+                (read if letter.is_whole else cut).add(place)
+                if letter.is_whole:
+                    yield letter.record
+
+    def _process(
+        self,
+        log: int,
+        records: Sequence[GivenRecord],
+        finals: Mapping[str, OffsetSet] | None = None,
+        *,
+        is_in_log: bool = False,
+    ) -> None:
+        """Commit what becomes of records; ``finals``: of others, by outcome."""
+        name, attempts = ".".join(self.spec.table_identifier(self.config)), count()
+
+        def attempt() -> int:
+            # Of fewer records, the commit is more likely to come before those of an engine.
+            size = max(1_000, len(records) >> next(attempts))
+            self._ingestor.begin_batch()
+            with turn(self.config, name):
+                self._commit(log, records[:size], finals or {}, is_in_log=is_in_log)
+            return size
+
+        exhausted = CommitConflictError(
+            f"table {name}: {ATTEMPTS} times in a row another commit came first",
+            hint="run the command again: it continues where it stopped",
+        )
+        retried = conflicts(f"table {name}")(attempt)
+        size = retry(retried, ATTEMPTS, wait=wait_random(0, 1), exhausted=exhausted)
+        if rest := records[size:]:
+            self._process(log, rest, is_in_log=is_in_log)
+
+    def _commit(
+        self,
+        log: int,
+        records: Sequence[GivenRecord],
+        finals: Mapping[str, OffsetSet],
+        *,
+        is_in_log: bool,
+    ) -> None:
+        into, topic_log, waiting = self._plan()
+        before, waits = waiting.dump(), waiting.of(log)
+        # Another replay may have come first.
+        left = [record for record in records if record.place in waits]
+        outcomes = Counter({name: len(offsets & waits) for name, offsets in finals.items()})
+        decided: Mapping[tuple[int, int], str] = {}
+        if self._later is not None and log != waiting.log:  # Offsets of logs do not compare.
+            decided = dict.fromkeys((record.place for record in left), UNCERTAIN)
+        elif self._later is not None:
+            self._later.read(topic_log.beginning, into.offsets, waits)
+            which = {"is_in_log": is_in_log, "is_first_log": log == 0}
+            decided = self._later.outcomes(into.table, into.head, left, **which)
+        outcomes.update(decided.values())
+        try:
+            written = self._decoded(into, log, [r for r in left if r.place not in decided])
+        except SchemasFoundError:
+            return self._commit(log, records, finals, is_in_log=is_in_log)
+        failed = {why: offsets for (why, _), offsets in written.rejections.left_out.items()}
+        outcomes[ERASED] = len(failed.pop(FORGOTTEN, ()))
+        rows = inserted = written.records - written.rejections.count
+        if written.keys is not None:
+            inserted = len(written.keys.newest()[0].high)
+        outcomes += Counter({INSERTED: inserted, SUPERSEDED: rows - inserted})
+        since_ms = min(waiting.since_ms.values(), default=None)
+        for done in (OffsetSet.of(record.place for record in left), *finals.values()):
+            waiting.remove(log, done)
+        waiting.add(waiting.topic_ids.get(log, ""), failed, since_ms, log)
+        if self.is_dry or waiting.dump() == before:
+            discard(into.table.io, written.files)
+        else:
+            self._ingestor.limits.learn(into.committed.batch_size)
+            plan = BatchPlan(
+                spec=self.spec,
+                tables=(into,),
+                batch=Batch(into.offsets, into.offsets),
+                size=None,
+                topic_id=topic_log.topic_id,
+                latest=topic_log.end,
+                now_ms=int(time.time() * 1000),
+                learnt=self._ingestor.limits.size.dump(),
+                failing={},
+                reader="process",
+            )
+            written = replace(written, rejections=Rejections("SKIP"))
+            self._table.commit(plan, into, written, Replayed(inserted, waiting))
+        outcomes[FAILED] = sum(map(len, failed.values()))
+        return self._count(outcomes, {text: len(offsets) for text, offsets in failed.items()})
+
+    def _decoded(self, into: TablePlan, log: int, records: Sequence[GivenRecord]) -> WrittenBatch:
+        """Write the rows of records, or raise SchemasFoundError: their schemas were looked up."""
+        key = [column.name for column in into.layout.key.fields()]
+        forgotten = ForgottenKeys.of(into.table, key, log)
+        plan = replace(self._table.read_plan(into), error_mode="SKIP", forgotten=forgotten)
+        written = self._written(plan, records)
+        try:
+            self._table.committer.learn_schemas(written.rejections)
+        except SchemasFoundError:
+            discard(into.table.io, written.files)
+            raise
+        return written
+
+    def _written(self, plan: ReadPlan, records: Sequence[GivenRecord]) -> WrittenBatch:
+        """Write the rows of records; one that takes more memory than there is is malformed."""
+        rejections, given = Rejections("SKIP"), GivenRecords(records)
+        if not records:
+            return WrittenBatch([], 0, rejections)
+        try:
+            return self._ingestor.processes.ingest([plan], [given], lambda: None)[0]
+        except ExhaustedError as error:
+            if len(records) == 1:
+                rejections.count = 1
+                rejections.left_out[error.message, None] = OffsetSet.of([records[0].place])
+                return WrittenBatch([], 1, rejections)
+        middle = len(records) // 2
+        parts = (records[:middle], records[middle:])
+        return joined([plan], [[self._written(plan, part)] for part in parts])[0]
+
+    def _count(self, counts: Counter[str], failed: Mapping[str, int]) -> None:
+        self.counts += counts
+        self.failed.update(failed)
+        self.report(f"{self.counts.total():,} of {self._total:,} records read again")
+
+    def _chunks(self, records: Iterator[GivenRecord]) -> Iterator[list[GivenRecord]]:
+        """Yield records in parts, each of which is one commit, in the order of offsets."""
+        some, size = list[GivenRecord](), 0
+        for record in records:
+            if self.since_ms is None or record.time[1] >= self.since_ms:
+                some.append(record)
+                size += record.size
+            if len(some) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
+                yield sorted(some, key=lambda each: each.place)
+                some, size = [], 0
+        if some:
+            yield sorted(some, key=lambda each: each.place)
+
+
+def _spans(wanted: OffsetSet) -> Iterator[tuple[int, int, int]]:
+    """Yield partition, first offset, and offset after the last one, of what is read at once."""
+    places = np.array([*wanted], np.int64).reshape(-1, 2)
+    for partition in np.unique(places[:, 0]).tolist():
+        offsets = places[places[:, 0] == partition, 1]
+        gap = max(GAP, (offsets[-1] - offsets[0]) // 100)
+        for span in np.split(offsets, 1 + np.flatnonzero(np.diff(offsets) > gap)):
+            yield partition, int(span[0]), int(span[-1]) + 1

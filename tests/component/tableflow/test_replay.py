@@ -1,0 +1,502 @@
+"""Records that were left out, read again: each is inserted once, and none revives what is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+from confluent_kafka.schema_registry import Schema
+from kafka_topics import encode
+from memory_kafka import topic_of
+from memory_topic import MemoryTopic, memory_topic
+from pyiceberg.catalog.sql import SqlCatalog
+
+from topicberg.checks.topic import check_skipped
+from topicberg.cli import tableflow as command
+from topicberg.errors import SpecError
+from topicberg.formats.framing import wire_prefix
+from topicberg.iceberg.commits import move_main
+from topicberg.iceberg.maintenance.orphans import known_files
+from topicberg.iceberg.shared_keys import waiting_files
+from topicberg.kafka.offsets import PartitionOffset
+from topicberg.settings import Settings
+from topicberg.tableflow.decode.processes import Processes
+from topicberg.tableflow.erasure.forgetting import Forgetting
+from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
+from topicberg.tableflow.rejected.waiting import Waiting
+from topicberg.tableflow.service import replay as module
+from topicberg.tableflow.service.replay import Replay
+from topicberg.tableflow.table import batch_commit
+from topicberg.tableflow.values import skips
+
+SEEDS = range(int(os.environ.get("TOPICBERG_TEST_HISTORIES", "6")))
+KEY_FIELD = {"name": "id", "type": "string"}
+LATE = 5  # The id of the schema that is registered later.
+FORMATS = ("AVRO", "JSON", "PROTOBUF", "plain")
+SCHEMAS = {
+    "AVRO": json.dumps(
+        {"type": "record", "name": "Item", "fields": [{"name": "n", "type": "long"}]}
+    ),
+    "JSON": json.dumps(
+        {"type": "object", "title": "Item", "properties": {"n": {"type": "integer"}}}
+    ),
+    "plain": json.dumps(
+        {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    ),
+    "PROTOBUF": 'syntax = "proto3"; message Item { int64 n = 1; }',
+}
+
+
+class Killed(BaseException):
+    """The process ends."""
+
+
+@dataclass
+class Sent:
+    """A record, and what is known of it."""
+
+    key: int
+    n: int
+    kind: str
+    """good, late: its schema is registered later, bad, or delete."""
+    is_forgotten: bool = False
+
+
+@dataclass
+class History:
+    """A topic, its engine, and what was sent."""
+
+    topic: MemoryTopic
+    rng: random.Random
+    format: str
+    mode: str
+    sent: dict[PartitionOffset, Sent] = field(default_factory=dict)
+    is_fixed: bool = False
+    key_number: int = 0
+    lost: set[PartitionOffset] = field(default_factory=set)
+    """Not in the log any more when a replay could have read them."""
+
+    def __post_init__(self) -> None:
+        self.engine = self.topic.ingestor()
+        kind = "JSON" if self.format == "plain" else self.format
+        subject, schema = self.topic.spec.value_subject, SCHEMAS[self.format]
+        self.number = self.topic.registry.register_schema(subject, Schema(schema, kind))
+        if self.topic.spec.key.has_schema:
+            key = json.dumps({"type": "record", "name": "Key", "fields": [KEY_FIELD]})
+            subject, own = f"{self.topic.spec.name}-key", Schema(key, "AVRO")
+            self.key_number = self.topic.registry.register_schema(subject, own)
+
+    @property
+    def is_upsert(self) -> bool:
+        return self.topic.spec.write_mode == "upsert"
+
+    def key(self, key: int) -> bytes:
+        text = b"k%d" % key
+        return wire_prefix(self.key_number) + b"\x04" + text if self.key_number else text
+
+    def value(self, n: int, kind: str) -> bytes | None:
+        if kind == "delete":
+            return None
+        if kind == "bad":
+            return b"\xff{garbage"
+        if self.format == "plain":  # the field is required at first
+            return b'{"n": %d}' % n if kind == "good" else b'{"m": %d}' % n
+        payload = {
+            "AVRO": lambda: encode(fastavro.parse_schema(json.loads(SCHEMAS["AVRO"])), {"n": n}),
+            "JSON": lambda: b'{"n": %d}' % n,
+            "PROTOBUF": lambda: b"\x00\x08" + bytes([n]),
+        }[self.format]()
+        return wire_prefix(LATE if kind == "late" else self.number) + payload
+
+    def send(self) -> None:
+        kinds = ["good", "late", "late", "bad", *(["delete"] if self.is_upsert else [])]
+        key, n, kind = self.rng.randrange(4), len(self.sent) % 100, self.rng.choice(kinds)
+        partition = key % 2
+        log = self.topic.partitions[partition]
+        self.sent[partition, len(log)] = Sent(key, n, kind)
+        self.topic.produce(partition, self.key(key), self.value(n, kind), time_ms=len(self.sent))
+
+    def step(self) -> None:
+        while self.engine.step().records:
+            pass
+
+    def fix(self) -> None:
+        """Register the schema by which late records were written."""
+        if not self.is_fixed and self.format == "plain":
+            schema = SCHEMAS["plain"].replace(', "required": ["n"]', "")
+            self.topic.registry.register_schema(
+                self.topic.spec.value_subject, Schema(schema, "JSON")
+            )
+        elif not self.is_fixed:
+            number = 0
+            while number < LATE:  # the registry numbers them
+                text = SCHEMAS[self.format].replace("}", " " * number + " }", 1)
+                other = Schema(text, self.format)
+                number = self.topic.registry.register_schema("other-value", other)
+        self.is_fixed = True
+        self.engine = self.topic.ingestor()
+
+    def replay(self, **options: Any) -> Replay:
+        topic = self.topic
+        return Replay(topic.spec, topic.endpoints, topic.config, **options).run()
+
+    def replay_disturbed(self) -> None:
+        """Replay while an engine commits, or until the process is killed."""
+        kill, when = self.rng.random() < 0.5, self.rng.randrange(3)
+        history, before = self, self.rng.random() < 0.5
+
+        class Catalog(SqlCatalog):
+            commits = 0
+
+            def commit_table(self, *given: Any) -> Any:
+                Catalog.commits += 1
+                if Catalog.commits - 1 == when and not kill:
+                    history.send()
+                    history.step()
+                if Catalog.commits - 1 == when and kill and before:
+                    raise Killed
+                done = super().commit_table(*given)
+                if Catalog.commits - 1 == when and kill:
+                    raise Killed
+                return done
+
+        catalog = Catalog("memory", **self.topic.catalog.properties)
+        endpoints, own = self.topic.endpoints, self.topic.endpoints.catalog
+        endpoints.catalog = lambda _: catalog
+        with suppress(Killed):
+            self.replay()
+        endpoints.catalog = own
+
+    def compact(self) -> None:
+        """Let Kafka remove the records of which there are later ones of their keys."""
+        for partition, log in self.topic.partitions.items():
+            newest = {message.key(): message.offset() for message in log}
+            for message in log[:-1]:
+                if message.offset() != newest[message.key()]:
+                    message.is_gone = True
+                    self.lost.add((partition, message.offset()))
+
+    def retain(self) -> None:
+        """Let Kafka delete the records that the table has passed, or some of them."""
+        self.step()
+        for partition, log in self.topic.partitions.items():
+            first = self.rng.randrange(self.topic.first(partition), len(log) + 1)
+            self.topic.beginning[partition] = first
+            self.lost |= {(partition, offset) for offset in range(first)}
+
+    def forget(self) -> None:
+        key = self.rng.randrange(4)
+        self.step()
+        if self.is_upsert:
+            partition = key % 2
+            self.sent[partition, len(self.topic.partitions[partition])] = Sent(key, 0, "delete")
+            self.topic.produce(partition, self.key(key), None, time_ms=len(self.sent))
+            self.step()
+        rows = KeyRows.parse(self.topic.spec, f"k{key}", self.topic.endpoints, self.topic.config)
+        targets = topic_targets(self.topic.spec, self.topic.config, rows.key)
+        Forgetting(rows, targets, self.topic.endpoints, self.topic.config).erase(targets[0])
+        for place, sent in self.sent.items():
+            if sent.key == key and place[1] < len(self.topic.partitions[place[0]]):
+                sent.is_forgotten = True
+
+    def is_certain(self, place: PartitionOffset, sent: Sent) -> bool | None:
+        """Return whether a record becomes a row in the end; None: it may."""
+        if sent.kind == "good" and not sent.is_forgotten:
+            return True
+        if sent.kind != "late" or sent.is_forgotten or not self.is_fixed:
+            return False
+        if place not in self.lost or (self.mode == "LOG" and not self.is_upsert):
+            return True
+        return None  # It may have been read before, or of its key not enough is known.
+
+    def check(self) -> None:
+        """Check the rows after everything was read that can be."""
+        rows = self.topic.rows()
+        places = [(row["$$partition"], row["$$offset"]) for row in rows]
+        assert len(places) == len(set(places))
+        if not self.is_upsert:
+            for place, sent in self.sent.items():
+                certain = self.is_certain(place, sent)
+                assert certain in (None, place in places), (place, sent)
+            return
+        held = {self.sent[place].key: place for place in places}
+        assert len(held) == len(places)
+        for key in range(4):
+            allowed = list[PartitionOffset | None]()
+            of_key = [(p, s) for p, s in self.sent.items() if s.key == key]
+            for place, sent in reversed(of_key):
+                if sent.kind == "delete":
+                    allowed.append(None)
+                    break
+                certain = self.is_certain(place, sent)
+                if certain is not False:
+                    allowed.append(place)
+                if certain:
+                    break
+            else:
+                allowed.append(None)
+            assert held.get(key) in allowed, (key, held.get(key), allowed, of_key)
+
+
+def history_of(folder: Path, patch: pytest.MonkeyPatch, seed: int, **given: Any) -> History:
+    rng = random.Random(seed)
+    kind, mode = (
+        given.pop("format", rng.choice(FORMATS)),
+        given.pop("mode", rng.choice(("SKIP", "LOG"))),
+    )
+    section = {"format": "json", "framing": "none"} if kind == "plain" else {"format": kind.lower()}
+    if seed and rng.random() < 0.5:
+        given["key"] = {"format": "avro"}
+    topic = memory_topic(
+        folder,
+        patch,
+        schema=section,
+        write_mode=given.pop("write_mode", rng.choice(["append", "upsert"])),
+        tableflow={"error_handling": {"mode": mode}},
+        **given,
+    )
+    topic.partitions |= {0: [], 1: []}
+    return History(topic, rng, kind, mode)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_replay_of_random_histories_inserts_each_record_once_and_revives_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    history = history_of(tmp_path, monkeypatch, seed)
+    monkeypatch.setattr(module, "CHUNK_RECORDS", history.rng.choice([2, 5, 50]))
+    monkeypatch.setattr(module, "GAP", history.rng.choice([1, 10_000]))
+    monkeypatch.setattr(module, "wait_random", lambda *_: 0)
+    for _ in range(4):
+        history.send()
+    history.step()
+    actions: list[Any] = [
+        *[history.send] * 12,
+        *[history.step] * 3,
+        *[history.replay, history.replay_disturbed] * 2,
+        lambda: history.replay(is_dry=True),
+        history.fix,
+        history.forget,
+        *([history.compact] if history.is_upsert else []),
+        history.retain,
+    ]
+    for _ in range(40):
+        history.rng.choice(actions)()
+    history.step()
+    history.fix()
+    expected = history.replay(is_dry=True)
+    assert history.replay().counts == expected.counts
+    assert inserted(history.replay()) == 0
+    history.check()
+    history.send()
+    history.step()
+
+
+def inserted(done: Replay) -> int:
+    return done.counts["inserted"]
+
+
+def late_history(folder: Path, patch: pytest.MonkeyPatch, kinds: str, **given: Any) -> History:
+    """Return a topic whose table has read these records: Good, Late or Delete, of one key."""
+    given = {"format": "AVRO", "mode": "SKIP", "write_mode": "append"} | given
+    history = history_of(folder, patch, 0, **given)
+    names = {"G": "good", "L": "late", "D": "delete"}
+    for number, kind in enumerate(kinds):
+        history.topic.produce(0, history.key(2), history.value(number, names[kind]), time_ms=number)
+    history.step()
+    return history
+
+
+def numbers(history: History) -> list[int]:
+    return sorted(row["n"] for row in history.topic.rows())
+
+
+def test_replay_after_a_rollback_inserts_again_what_the_snapshot_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = late_history(tmp_path, monkeypatch, "GLL", key={"format": "none"})
+    before = history.engine.table().current_snapshot()
+    assert before is not None
+    history.fix()
+    assert inserted(history.replay(since_ms=2)) == 1
+    table = history.engine.table()
+    named = waiting_files(table.location(), table.metadata.snapshots)
+    assert len(named) == 2
+    assert named <= set(known_files(table))
+    table.catalog.commit_table(table, (), (move_main(table, before.snapshot_id),))
+    assert numbers(history) == [0]
+    assert inserted(history.replay()) == 2
+    history.step()
+    assert numbers(history) == [0, 1, 2]
+    assert inserted(history.replay()) == 0
+
+
+def test_check_of_skipped_rows_shows_reasons_until_they_are_replayed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    as_settings: Callable[[Settings], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    history = late_history(tmp_path, monkeypatch, "GLL")
+    opened = history.topic.spec, history.engine.table(), history.topic.endpoints
+    monkeypatch.setattr(command, "_open", lambda _: opened)
+    as_settings(history.topic.config)
+    finding = check_skipped(history.topic.spec, history.engine.table())
+    assert "the value names schema 5, which" in finding.what
+    assert finding.what.endswith(": 2")
+    assert "`topicberg tableflow replay shop.customers`" in (finding.remediation or "")
+    assert finding.since is not None
+    history.fix()
+    assert inserted(history.replay(reason="another")) == 0
+    command.replay("shop.customers", reason="schema 5", dry_run=True)
+    assert "nothing was changed" in (said := capsys.readouterr()).out
+    assert "2 of 2 records read again" in said.err
+    assert inserted(history.replay(reason="schema 5")) == 2
+    command.replay("shop.customers")
+    assert "no record waits" in capsys.readouterr().out
+    assert check_skipped(history.topic.spec, history.engine.table()).passed
+    assert history.engine.step().rows_replayed == 2
+
+
+def test_dead_letters_of_an_earlier_version_are_replayed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(batch_commit.BatchCommitter, "_waiting", lambda *_: {})
+        history = late_history(tmp_path, monkeypatch, "GLL", mode="LOG")
+    for message in [*history.topic.kafka.topics["error_log"].partitions[0]]:
+        history.topic.kafka.topics["error_log"].produce(0, *message.own)
+    history.topic.produce(0, history.key(2), history.value(3, "late"))
+    history.step()
+    history.topic.beginning[0] = 2
+    history.topic.processes = Processes(1, 1024**3)
+    history.fix()
+    assert inserted(history.replay(is_dry=True)) == inserted(history.replay()) == 3
+    assert inserted(history.replay()) == 0
+    assert numbers(history) == [0, 1, 2, 3]
+
+
+def test_record_that_only_a_truncated_dead_letter_has_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = history_of(tmp_path, monkeypatch, 0, format="JSON", mode="LOG", write_mode="append")
+    history.topic.kafka.topics["error_log"] = topic_of(1, 0, **{"max.message.bytes": "2000"})
+    for size in (10, 5_000):
+        text = b'{"n": 1, "m": "%s"}' % (b"x" * size)
+        history.topic.produce(0, None, wire_prefix(LATE) + text)
+    history.step()
+    history.topic.beginning[0] = 2
+    history.fix()
+    done = history.replay()
+    assert (inserted(done), done.counts["truncated"]) == (1, 1)
+    assert not Waiting.load(history.engine.table()).count
+
+
+@pytest.mark.parametrize(
+    ("kinds", "lost", "outcome", "rows"),
+    [
+        ("GL", 0, "inserted", [1]),
+        ("LG", 0, "superseded", [1]),
+        ("LD", 0, "deleted later", []),
+        ("GLL", 0, "superseded", [2]),
+        ("GL", 2, "inserted", [1]),
+        ("LG", 2, "superseded", [1]),
+        ("LD", 2, "uncertain", []),
+        ("L", 1, "uncertain", []),
+    ],
+)
+def test_replay_in_an_upsert_table_keeps_what_came_later(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kinds: str,
+    lost: int,
+    outcome: str,
+    rows: list[int],
+) -> None:
+    history = late_history(tmp_path, monkeypatch, kinds, mode="LOG", write_mode="upsert")
+    history.topic.beginning[0] = lost
+    history.fix()
+    assert history.replay().counts[outcome] == 1
+    assert numbers(history) == rows
+
+
+def test_key_with_records_in_several_partitions_is_not_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"write_mode": "upsert", "key": {"format": "avro"}}
+    history = late_history(tmp_path, monkeypatch, "L", **given)
+    history.topic.produce(1, history.key(2), history.value(7, "good"), time_ms=0)
+    history.step()
+    history.fix()
+    assert history.replay().counts["uncertain"] == 1
+    assert numbers(history) == [7]
+
+
+def test_value_that_was_forgotten_is_not_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = late_history(tmp_path, monkeypatch, "GLL", key={"format": "none"})
+    spec, endpoints, config = history.topic.spec, history.topic.endpoints, history.topic.config
+    rows = KeyRows.parse(spec, "1", endpoints, config, where="n")
+    forgetting = Forgetting(rows, topic_targets(spec, config, rows.key), endpoints, config)
+    forgetting.remember()
+    history.fix()
+    done = history.replay()
+    assert (inserted(done), done.counts["forgotten"]) == (1, 1)
+    history.topic.produce(0, None, history.value(1, "good"))
+    history.step()
+    assert numbers(history) == [0, 1, 2]
+
+
+def test_record_that_a_user_skipped_is_replayed_and_of_two_replays_one_inserts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = late_history(tmp_path, monkeypatch, "GL")
+    topic = history.topic
+    topic.produce(0, None, history.value(2, "good"))
+    assert skips.request(history.engine.table(), topic.endpoints, topic.spec.name, (0, 2), "why")
+    history.step()
+    history.fix()
+    results = list[Replay]()
+    other = topic.interrupted(lambda: results.append(history.replay()))
+    done = Replay(topic.spec, other.endpoints, topic.config).run()
+    assert (inserted(results[0]), inserted(done)) == (2, 0)
+    assert numbers(history) == [0, 1, 2]
+
+
+def test_replay_of_folded_changes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"changelog": {"format": "debezium"}, "key": {"format": "avro"}}
+    topic = memory_topic(
+        tmp_path, monkeypatch, schema={"format": "avro"}, write_mode="upsert", **given
+    )
+    with pytest.raises(SpecError, match="follow from all changes in their order"):
+        Replay(topic.spec, topic.endpoints, topic.config).run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write_mode", ["append", "upsert"])
+def test_many_dead_letters_are_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_mode: str
+) -> None:
+    history = history_of(tmp_path, monkeypatch, 0, format="AVRO", mode="LOG", write_mode=write_mode)
+    for number in range(100_000):
+        history.topic.produce(number % 2, b"%d" % number, history.value(number, "late"))
+    history.step()
+    history.topic.beginning[0] = 50_000
+    history.topic.processes = Processes(1, 1024**3)
+    history.fix()
+    start = time.monotonic()
+    done = history.replay()
+    print(f"{time.monotonic() - start:.1f} s")  # noqa: T201
+    assert done.counts["inserted"] == (100_000 if write_mode == "append" else 50_000)
