@@ -317,14 +317,20 @@ def upgrade(topic: Topic, yes: Yes = False) -> None:
         )
 
 
-def _open(topic: str) -> tuple[TopicSpec, Table, Endpoints]:
+def _open(
+    topic: str, *, create: bool = False, yes: bool = False
+) -> tuple[TopicSpec, Table, Endpoints]:
     """:raises SpecError: the topic has no table"""
     from topicberg.iceberg.tables import find_table
     from topicberg.tableflow.service.control import find_topic
+    from topicberg.tableflow.service.engine import Ingestor
 
     config = settings()
     spec, endpoints = find_topic(config, topic), load_endpoints(config)
     if (table := find_table(endpoints.catalog(config), spec.table_identifier(config))) is None:
+        if create:
+            confirm(f"Topic {topic} has no table. Create a new one?", yes=yes)
+            return spec, Ingestor(spec, endpoints, config).table(), endpoints
         raise SpecError(
             f"topic {topic} has no table yet",
             hint=f"run `topicberg tableflow enable {topic}` to let the engine create it",
@@ -349,12 +355,13 @@ def continue_(
 
     The topic was created again, moved to another cluster, put back or truncated, or lost records
     before they were read. The end of the table is compared with the log, by time and content, and
-    what is lost or would repeat is shown by partition. The decision is recorded in the table.
+    what is lost or would repeat is shown by partition. The decision is recorded in the table. With
+    `--from`, a table that does not exist any more is created again, and begins there.
     """
     from topicberg.tableflow.service import continuing, control
     from topicberg.tableflow.service.history import find_history
 
-    spec, table, endpoints = _open(topic)
+    spec, table, endpoints = _open(topic, create=since is not None and not dry_run, yes=yes)
     history = find_history(spec, endpoints, settings())
     for each, of_spec in [(table, spec), *([history] if history else [])]:
         name = ".".join(each.name())

@@ -101,7 +101,8 @@ def checkpoint(table: Table, head: Snapshot | None = None) -> Snapshot | None:
         f"{oldest.snapshot_id} has none, the snapshots before it have expired, and the batch "
         f"{tagged.snapshot_id} came later",
         hint="set `main` to a snapshot that has `topicberg.end-offsets` in its summary, such as "
-        f"that of the tag `{CHECKPOINT_TAG}`, or drop the table to read the topic again",
+        f"that of the tag `{CHECKPOINT_TAG}`, or run `topicberg tableflow continue "
+        f"{summary(tagged).get(TOPIC, 'TOPIC')}`: it compares the rows with the log",
     )
 
 

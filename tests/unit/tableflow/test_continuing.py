@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,20 +17,25 @@ import pytest
 from format_versions import overwrite
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyiceberg.table.snapshots import Operation
 from replaced_logs import Site, continue_table, site
 
 from topicberg.checks.topic import lag_of
+from topicberg.cli import tableflow as command
 from topicberg.errors import SpecError, TableflowError, TopicbergError
+from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.files import live_files
 from topicberg.kafka import consumer
+from topicberg.settings import Settings
 from topicberg.tableflow.changelog.fold_state import FoldState, Lost, LostChanges
 from topicberg.tableflow.erasure.catch_up import CatchUp
-from topicberg.tableflow.service import continuing
+from topicberg.tableflow.service import continuing, control
 from topicberg.tableflow.service.history import find_history, ingest_history
 from topicberg.tableflow.service.wait import noted_offsets, wait_for
 from topicberg.tableflow.table.reread import reread
 from topicberg.tableflow.values import skips
 from topicberg.tableflow.values.commit import committed
+from topicberg.tableflow.values.forgotten import FORGOTTEN
 from topicberg.tableflow.values.logs import OTHER_LOG, ended_logs, log_number
 
 
@@ -209,6 +214,68 @@ def test_decision_meets_a_commit_of_an_engine() -> None:
         other = one.topic.interrupted(lambda: one.go_on("beginning"))
         assert other.step().end_offsets == {0: 9, 1: 0}
         assert Counter(one.values()) == Counter({str(n): 1 + (n < 7) for n in range(1, 10)})
+
+
+@pytest.mark.parametrize("change", [None, "forgotten", "replaced"])
+@pytest.mark.parametrize("write_mode", ["append", "upsert"])
+def test_rollback_to_unknown_offsets_goes_on_after_the_rows(
+    write_mode: str, change: str | None
+) -> None:
+    with running(9, 4, write_mode) as one:
+        before, table = one.values(), one.table()
+        first = table.current_snapshot()
+        assert first is not None
+        kept = SnapshotChange(table, Operation.REPLACE).commit().snapshot_id
+        table.refresh().manage_snapshots().create_tag(kept, "kept").commit()
+        one.produce(0, 3)
+        assert one.turn() == "RUNNING"
+        table.refresh().manage_snapshots().rollback_to_snapshot(kept).commit()
+        table.refresh().maintenance.expire_snapshots().by_ids([first.snapshot_id]).commit()
+        if change == "forgotten":
+            with table.refresh().transaction() as transaction:
+                transaction.set_properties({f"{FORGOTTEN}a": "{}"})
+        if change == "replaced":
+            one.replace_topic({0: one.topic.partitions[0], 1: one.topic.partitions[1]})
+        one.restart()
+        assert one.turn() == "SUSPENDED"
+        assert "continue shop.customers`" in str(one.engine.report.status.error_message)
+        said = one.go_on()
+        assert {p: each.at for p, each in said.positions.items()} == {0: 9, 1: 4}
+        assert (said.proposed is None) == (change is not None), said.positions
+        assert one.turn() == "RUNNING", one.engine.report.status.error_message
+        if write_mode == "upsert" or change is None:
+            one.verify()
+        else:
+            assert Counter(one.values()) == Counter(before) + in_log(one)
+        assert [each.log for each in ended_logs(one.table())] == [0]
+
+
+def test_table_that_was_dropped_begins_again_where_the_user_says(
+    monkeypatch: pytest.MonkeyPatch, as_settings: Callable[[Settings], None]
+) -> None:
+    with running(9) as one:
+        topic = one.topic
+        as_settings(topic.config)
+        monkeypatch.setattr(command, "load_endpoints", lambda _: topic.endpoints)
+        monkeypatch.setattr(control, "find_topic", lambda *_: topic.spec)
+        topic.catalog.drop_table(one.table().name())
+        topic.beginning[0] = 5
+        one.produce(0, 2)
+        one.turn()
+        assert one.turn() == "SUSPENDED"
+        hint = "topicberg tableflow continue shop.customers --from beginning"
+        assert hint in str(one.engine.report.status.error_message)
+        for given in ({}, {"since": "beginning", "dry_run": True}):
+            with pytest.raises(SpecError, match="has no table"):
+                command.continue_("shop.customers", yes=True, **given)
+        command.continue_("shop.customers", "beginning", yes=True)
+        assert one.turn() == "RUNNING", one.engine.report.status.error_message
+        one.restart()
+        assert one.turn() == "RUNNING"
+        assert one.values() == sorted(map(str, range(6, 12)))
+        assert [each.decision for each in ended_logs(one.table())] == [
+            "from the beginning of the log"
+        ]
 
 
 def test_decision_about_a_table_that_has_changed_is_refused() -> None:

@@ -148,7 +148,7 @@ def test_table_that_cannot_come_back_whole_suspends_its_topic(
     assert status.suspended
     assert "does not exist or is empty, and topicberg did not drop it" in str(status.error_message)
     assert "before offset 1 of partition 0" in str(status.error_message)
-    assert "--drop-table" in str(status.error_message)
+    assert "tableflow continue" in str(status.error_message)
     assert not topic.catalog.table_exists(topic.spec.table_identifier(topic.config))
 
 

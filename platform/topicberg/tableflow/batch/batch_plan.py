@@ -19,7 +19,6 @@ from topicberg.kafka.consumer import first_times
 from topicberg.kafka.offsets import Offsets, PartitionOffset, dump_offsets, parse_offsets
 from topicberg.settings import Settings
 from topicberg.tableflow.layout.message_fields import Layout
-from topicberg.tableflow.layout.waiting import start_again
 from topicberg.tableflow.upsert import tombstones
 from topicberg.tableflow.upsert.key_hashing import KeyState
 from topicberg.tableflow.values import commit, skips
@@ -192,8 +191,8 @@ def check_kept(
         f"did not drop it. Kafka no longer has the records before offset {first[1]} of partition "
         f"{first[0]}: a new table would lack what the table had of them",
         hint=f"if someone dropped it, register its newest metadata file as {name} again; if the "
-        "catalog or the namespace changed, set the former one; or, to go on without these "
-        f"records, {start_again(spec.name)}",
+        "catalog or the namespace changed, set the former one; or run `topicberg tableflow "
+        f"continue {spec.name} --from beginning` to go on without these records, in a new table",
     )
 
 

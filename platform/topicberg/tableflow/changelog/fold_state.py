@@ -190,9 +190,9 @@ class FoldState(BaseModel):
             return latest
         if STATE in properties:
             return cls.load(properties).model_copy(update={"deletes": latest.deletes})
-        return latest._rolled_back({each.snapshot_id for each in ancestry(table, head)})
+        return latest.rolled_back({each.snapshot_id for each in ancestry(table, head)})
 
-    def _rolled_back(self, line: Set[int]) -> FoldState:
+    def rolled_back(self, line: Set[int]) -> FoldState:
         """Return what of a state is still right at an earlier batch, of these snapshots. Truncates
         and deletions of keys are read again, and so is what they delete. A change that was left out
         may be applied now, and until then its row counts as outdated."""

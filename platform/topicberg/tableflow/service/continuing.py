@@ -19,13 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
 import yaml
 from pyiceberg.expressions import And, EqualTo, GreaterThanOrEqual, LessThan
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.snapshots import Operation, Snapshot
 
 from topicberg.endpoints import Endpoints
-from topicberg.errors import SpecError, TopicbergError
+from topicberg.errors import SpecError, TableflowError, TopicbergError
 from topicberg.errors.retry import retry
 from topicberg.formats.metadata import OFFSET, PARTITION
 from topicberg.iceberg import summaries
@@ -37,10 +38,12 @@ from topicberg.kafka import topics as kafka
 from topicberg.kafka.last_records import LastRecord, dump_last_records
 from topicberg.kafka.offsets import Offsets, dump_offsets, parse_offsets
 from topicberg.tableflow.changelog.fold_state import STATE, FoldState
+from topicberg.tableflow.rejected.waiting import Waiting
 from topicberg.tableflow.service.log_check import shown_time
 from topicberg.tableflow.upsert.tombstones import CURRENT_OFFSETS, DeleteWatch
 from topicberg.tableflow.values import logs, skips
 from topicberg.tableflow.values.commit import Committed, committed
+from topicberg.tableflow.values.forgotten import FORGOTTEN
 from topicberg.topics import TopicSpec
 from topicberg.wording import count, listed
 
@@ -96,8 +99,34 @@ def compare(
     :param report: called while the log is searched, with how many offsets were searched
     :raises TopicbergError: Kafka does not answer, or the topic does not exist
     """
-    state, log = committed(table, table.current_snapshot()), kafka.topic_log(endpoints, spec.name)
-    return Comparison(state, log, _Search(spec, table, endpoints, state, log).find(report))
+    (state, _, is_known), log = _state(spec, table), kafka.topic_log(endpoints, spec.name)
+    search = _Search(spec, table, endpoints, state, log)
+    positions = search.find(report) if is_known else {p: search.of_rows(p) for p in log.end}
+    return Comparison(state, log, positions)
+
+
+def _state(spec: TopicSpec, table: Table) -> tuple[Committed, Snapshot | None, bool]:
+    """Return what a table has, the newest snapshot with offsets, and whether these are known.
+
+    After a rollback to a state without them, the rows show how much there is, at least.
+    """
+    try:
+        head = table.current_snapshot()
+        return committed(table, head), summaries.checkpoint(table, head), True
+    except TableflowError:
+        newest = table.snapshot_by_name(summaries.CHECKPOINT_TAG)
+    ends, newest_ms = dict[int, int](), 0
+    names = [spec.metadata_column(name) for name in (PARTITION, OFFSET, "timestamp")]
+    for batch in table.scan(selected_fields=tuple(names)).to_arrow_batch_reader():
+        rows = pa.Table.from_batches([batch]).select(names).drop_null()
+        most = rows.group_by(names[0]).aggregate([(name, "max") for name in names[1:]])
+        columns = (names[0], *(f"{name}_max" for name in names[1:]))
+        values = (most[column].cast("int64").to_pylist() for column in columns)
+        for p, offset, micros in zip(*values, strict=True):
+            ends[p], newest_ms = max(offset + 1, ends.get(p, 0)), max(newest_ms, micros // 1_000)
+    later = summaries.summary(newest) if newest else {}
+    topic_id, log = later.get(summaries.TOPIC_ID), int(later.get(summaries.LOG, 0))
+    return Committed(ends, topic_id, log, current_at_ms=newest_ms), newest, False
 
 
 @dataclass(frozen=True)
@@ -137,6 +166,17 @@ class _Search:
             positions |= zip(work, compared, strict=True)
         unknown = "the table's last record is not known"
         return {p: each or Position(log.end[p], unknown) for p, each in positions.items()}
+
+    def of_rows(self, p: int) -> Position:
+        """Return the position after the rows of a table whose offsets are not known."""
+        end, first = self.state.offsets.get(p, 0), self.log.beginning[p]
+        at = min(max(end, first), self.log.end[p])
+        is_proved = self._is_same_topic and at >= end and self._of_cut(p, at).is_proved
+        # Rows after those that are left may have been forgotten.
+        is_proved &= not any(key.startswith(FORGOTTEN) for key in self.table.properties)
+        why = f"the table's offsets are not known; its rows end at {end}"
+        why += ", as the log shows" if is_proved else ", which the log does not prove"
+        return Position(at, why, is_proved, deleted=max(0, first - end))
 
     @property
     def _is_same_topic(self) -> bool:
@@ -282,14 +322,13 @@ def go_on(
     )
 
     def attempt() -> None:
-        state = committed(table.refresh(), table.current_snapshot())
+        state, newest, is_known = _state(spec, table.refresh())
         now, before = kafka.topic_log(endpoints, spec.name), comparison.log
         is_there = all(now.beginning.get(p, offset + 1) <= offset for p, offset in starts.items())
         is_same_log = (now.topic_id, now.epochs) == (before.topic_id, before.epochs)
         if state != comparison.state or not is_there or not is_same_log:
             raise changed
         known, now_ms = logs.decisions(table), int(time.time() * 1000)
-        newest = summaries.checkpoint(table)
         number = 1 + max([state.log, *(ended.next for ended in known)])
         ended = logs.EndedLog(
             log=state.log,
@@ -309,11 +348,19 @@ def go_on(
             noted |= DeleteWatch(lambda: None, table, state, now_ms).noted({})
         properties = {logs.LOGS: logs.dump([*known, ended])}
         if STATE in table.properties:
-            fold = FoldState.of(table, table.current_snapshot()).continued(
+            fold = FoldState.of(table, newest)
+            if not is_known:
+                line = {each.snapshot_id for each in summaries.ancestry(table)}
+                fold = FoldState.load(table.properties).rolled_back(line)
+            fold = fold.continued(
                 number, state.offsets, starts, is_proved=comparison.proposed == starts
             )
             noted |= fold.noted()
             properties[STATE] = fold.model_dump_json()
+        skipped = int(table.properties.get(summaries.ROWS_SKIPPED, 0))
+        waiting = Waiting.load(table) if is_known else Waiting(unrecorded=skipped)
+        if waiting.start or not is_known:  # the next log has other offsets
+            noted |= waiting.write(table)
         last = consumer.last_before(endpoints, spec.name, starts, now.beginning)
         noted[summaries.LOG], noted[summaries.TOPIC_ID] = str(number), now.topic_id
         noted[summaries.END_OFFSETS] = dump_offsets(starts)
@@ -365,9 +412,9 @@ def warnings(
             "a key has a row in each partition where it was: run `topicberg tableflow reread "
             f"{spec.name}` once the table has read all, to delete those that the topic lacks"
         )
-    if starts and all(start >= positions[p].at for p, start in starts.items()):
+    if starts and all(s >= positions[p].at and positions[p].is_proved for p, s in starts.items()):
         return
     if spec.write_mode == "append":
         yield "a record that repeats is another row"
-    if any(key.startswith("topicberg.forgotten.") for key in table.properties):
+    if any(key.startswith(FORGOTTEN) for key in table.properties):
         yield "records that repeat may be of keys that were forgotten: forget these keys again"
