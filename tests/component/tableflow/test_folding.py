@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from confluent_kafka.schema_registry import Schema
 from debezium import ENVELOPE, UNAVAILABLE, Event, Source, SourceTopic, folding_waits
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ from topicberg.tableflow.changelog import fold_state, old_values
 from topicberg.tableflow.changelog.change_batch import newest_by_partition
 from topicberg.tableflow.changelog.old_values import LaterRecordsError
 from topicberg.tableflow.decode import sessions
+from topicberg.tableflow.service.replay import Replay
 from topicberg.tableflow.table import batch_commit
 from topicberg.tableflow.values.commit import committed
 
@@ -248,14 +250,24 @@ def test_append_has_a_row_for_each_change_but_tombstones(
 ) -> None:
     columns = {"format": "debezium", "columns": ["source-transaction", "source-snapshot"]}
     more: dict[str, Any] = {"write_mode": "append", "changelog": columns}
+    more["tableflow"] = {"error_handling": {"mode": "SKIP"}}
     topic = changed_topic(tmp_path, monkeypatch, **more)
     connector, row = Connector(topic), {"id": 7, "v": 1, "big": "b"}
     connector.send([Event(0, 7, "c", 10, row), Event(0, 7, "d", 20), Event(0, 7, None, 20)])
+    connector.value_id = late = 9  # which the registry does not have yet
+    connector.send([Event(0, 7, "u", 30, row), Event(0, 7, "d", 40)])
     ingestor = topic.ingestor()
     done = ingestor.step()
     ingestor.close()
-    assert (done.records, done.rows) == (3, 2)
-    created, deleted = sorted(topic.rows(), key=lambda one: one["$$offset"])
+    assert (done.records, done.rows) == (5, 2)
+    for number in range(late):  # the registry numbers them
+        text = json.dumps(ENVELOPE) + " " * number
+        topic.registry.register_schema("other-value", Schema(text, "AVRO"))
+    replays = [Replay(topic.spec, topic.endpoints, topic.config).run() for _ in range(2)]
+    assert [replay.counts["inserted"] for replay in replays] == [2, 0]
+    created, deleted, *replayed = sorted(topic.rows(), key=lambda one: one["$$offset"])
+    changes = [(r["$$op"], r["after"], r["id"], r["$$source-position"]) for r in replayed]
+    assert changes == [("u", row, 7, 30), ("d", None, 7, 40)]
     assert (created["after"], created["$$op"], created["id"]) == (row, "c", 7)
     assert (deleted["after"], deleted["$$op"], deleted["id"]) == (None, "d", 7)
     assert created["$$source-position"] == 10

