@@ -7,12 +7,14 @@ deletes from the beginning, and Kafka removes a tombstone only after all earlier
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
+from confluent_kafka import Message
 from numpy.typing import NDArray
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
@@ -22,7 +24,7 @@ from topicberg.errors import TableflowError
 from topicberg.iceberg.position_deletes import read_rows
 from topicberg.kafka.consumer import messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset
-from topicberg.kafka.records import GivenRecord
+from topicberg.kafka.topics import beginning_offsets
 from topicberg.settings import Settings
 from topicberg.tableflow.table.reread import CHUNK, RECORD, described, key_of, newest, records_of
 from topicberg.tableflow.upsert.key_files import KEY_BITS, in_order
@@ -54,11 +56,12 @@ class LaterRecords:
         self._index = index_of(config.state_dir, spec.name, hasher)
         self._keys, self._first, self._reached = np.empty(0, RECORD), first, Offsets()
 
-    def read(self, beginning: Offsets, end: Offsets, left_out: OffsetSet) -> None:
+    def read(self, end: Offsets, left_out: OffsetSet) -> None:
         """Read what the table has applied since the last time.
 
         :param left_out: records that it has not applied
         """
+        beginning = beginning_offsets(self._endpoints, self._name)
         # A decoded key may have records in all partitions.
         starts = beginning if self._key.is_decoded and len(end) > 1 else self._first
         for p in sorted(starts.keys() & end.keys()):
@@ -85,14 +88,14 @@ class LaterRecords:
         self,
         table: Table,
         head: Snapshot | None,
-        records: Sequence[GivenRecord],
+        records: Sequence[Message],
         *,
-        is_in_log: bool,
+        are_in_log: bool,
         is_first_log: bool,
     ) -> dict[PartitionOffset, str]:
         """Return which records are not to be inserted, and why.
 
-        :param is_in_log: whether the log has them
+        :param are_in_log: whether the log had them
         :param is_first_log: whether all rows of the table are of this log
         """
         if not (keyed := list(records_of(records, self._framing))):
@@ -104,6 +107,8 @@ class LaterRecords:
         for high, low, *place, deletes, _ in equal.tolist():
             later[high, low & mask].append((*place, deletes))
         rows_of_key = {} if head is None else self._rows(table, head, rows, mask)
+        # Later records may have been deleted before they were read, with those deleted meanwhile.
+        kept = beginning_offsets(self._endpoints, self._name) if are_in_log else {}
         outcomes = dict[PartitionOffset, str]()
         for high, low, partition, offset, *_ in rows.tolist():
             newer, own = later[high, low & mask], rows_of_key.get((high, low & mask), [])
@@ -114,7 +119,7 @@ class LaterRecords:
                 outcomes[partition, offset] = DELETED if after[0] else SUPERSEDED
             elif is_first_log and any(other > offset for _, other in own):
                 outcomes[partition, offset] = SUPERSEDED
-            elif not is_in_log and not (is_first_log and own):
+            elif offset < kept.get(partition, sys.maxsize) and not (is_first_log and own):
                 # It may have been deleted by a record that the log does not have any more.
                 outcomes[partition, offset] = UNCERTAIN
         return outcomes

@@ -38,7 +38,7 @@ from topicberg.iceberg.position_deletes import delete_rows
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
 from topicberg.kafka.offsets import Offsets
-from topicberg.kafka.records import GivenRecord, headers_of
+from topicberg.kafka.records import headers_of, place_of
 from topicberg.settings import Settings
 from topicberg.tableflow.changelog.current_rows import together
 from topicberg.tableflow.decode.raw_keys import KeyFraming, RawKeys
@@ -240,9 +240,7 @@ def key_of(
     return key, RawKeys(layout.key, key, foreign).texts, KeyFraming(layout.key, foreign)
 
 
-def records_of(
-    read: Iterable[Message | GivenRecord], framing: KeyFraming | None
-) -> Iterator[Record]:
+def records_of(read: Iterable[Message], framing: KeyFraming | None) -> Iterator[Record]:
     """Yield records, with keys as tables hold them; those that cannot be decoded, as they are.
 
     :param framing: of keys that are decoded
@@ -254,5 +252,4 @@ def records_of(
                 time_ms = message.timestamp()[1]
                 decoded = framing.held(key, header_of(KEY, headers_of(message) or ()))
                 key_bytes = key if decoded is None else decoded
-            place = message.partition() or 0, message.offset() or 0
-            yield key_bytes, *place, message.value() is None, time_ms
+            yield key_bytes, *place_of(message), message.value() is None, time_ms
