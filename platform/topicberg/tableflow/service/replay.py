@@ -276,11 +276,10 @@ class Replay:
             return dict.fromkeys(map(place_of, records), UNCERTAIN)
         waits = waiting.of(log)
         if self._later is None or self._waits - waits:  # Another replay has applied some.
-            where = self.spec, into.table, self.endpoints, self.config
+            where = self.spec, into.table, self.endpoints, self.config, log
             self._later, self._waits = LaterRecords(*where, self._first, self.report), waits
         self._later.read(into.offsets, waits)
-        which = {"are_in_log": is_in_log, "is_first_log": log == 0}
-        return self._later.outcomes(into.table, into.head, records, **which)
+        return self._later.outcomes(into.table, into.head, records, are_in_log=is_in_log)
 
     def _decoded(self, into: TablePlan, log: int, records: list[Message]) -> WrittenBatch:
         """Write the rows of records, or raise SchemasFoundError: their schemas were looked up."""

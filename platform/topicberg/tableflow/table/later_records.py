@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,19 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.endpoints import Endpoints
-from topicberg.errors import TableflowError
 from topicberg.iceberg.position_deletes import read_rows
-from topicberg.kafka.consumer import messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset
 from topicberg.kafka.topics import beginning_offsets
 from topicberg.settings import Settings
-from topicberg.tableflow.table.reread import CHUNK, RECORD, described, key_of, newest, records_of
+from topicberg.tableflow.table.reread import (
+    RECORD,
+    check_schemas,
+    described,
+    described_records,
+    key_of,
+    newest,
+    records_of,
+)
 from topicberg.tableflow.upsert.key_files import KEY_BITS, in_order
 from topicberg.tableflow.upsert.key_hashing import KeyHasher
 from topicberg.tableflow.upsert.keys import index_of
@@ -46,14 +51,18 @@ class LaterRecords:
         table: Table,
         endpoints: Endpoints,
         config: Settings,
+        log: int,
         first: Offsets,
         report: Callable[[str], None],
     ) -> None:
-        """:param first: the first offset of each partition that was left out"""
+        """:param log: its number: of the first one, the table has no rows of others
+        :param first: the first offset of each partition that was left out
+        """
         self._name, self._endpoints, self._report = spec.name, endpoints, report
         self._key, decode, self._framing = key_of(spec, table, endpoints)
         hasher = KeyHasher.of_upserts(table, self._key, decode)
         self._index = index_of(config.state_dir, spec.name, hasher)
+        self._is_first_log = log == 0
         self._keys, self._first, self._reached = np.empty(0, RECORD), first, Offsets()
 
     def read(self, end: Offsets, left_out: OffsetSet) -> None:
@@ -68,35 +77,21 @@ class LaterRecords:
             start = max(starts[p], beginning.get(p, 0), self._reached.get(p, 0))
             if start >= end[p]:
                 continue
-            read = messages(self._endpoints, self._name, {p: (start, end[p])})
-            unread = records_of(read, self._framing)
-            while some := list(islice(unread, CHUNK)):
-                of_keys = described(some, self._index)
+            where = self._endpoints, self._name, {p: (start, end[p])}
+            for _, last, of_keys in described_records(*where, self._framing, self._index):
                 applied = of_keys[~left_out.among(of_keys["partition"], of_keys["offset"])]
                 self._keys = newest(self._keys, applied)
-                self._report(f"partition {p}: compared the keys up to offset {some[-1][2]:,}")
+                self._report(f"partition {p}: compared the keys up to offset {last:,}")
             self._reached[p] = end[p]
-        if self._framing is not None and self._framing.unknown:
-            schema, why = next(iter(self._framing.unknown.items()))
-            raise TableflowError(
-                f"topic {self._name}: records have keys of schema {schema}, {why}: whether they "
-                "are later records of the same keys is not known",
-                hint="register this schema again with its id",
-            )
+        problem = "whether they are later records of the same keys is not known"
+        check_schemas(self._name, self._framing, problem)
 
     def outcomes(
-        self,
-        table: Table,
-        head: Snapshot | None,
-        records: Sequence[Message],
-        *,
-        are_in_log: bool,
-        is_first_log: bool,
+        self, table: Table, head: Snapshot | None, records: Sequence[Message], *, are_in_log: bool
     ) -> dict[PartitionOffset, str]:
         """Return which records are not to be inserted, and why.
 
         :param are_in_log: whether the log had them
-        :param is_first_log: whether all rows of the table are of this log
         """
         if not (keyed := list(records_of(records, self._framing))):
             return {}
@@ -117,9 +112,9 @@ class LaterRecords:
                 outcomes[partition, offset] = UNCERTAIN  # Times of partitions do not compare.
             elif after:
                 outcomes[partition, offset] = DELETED if after[0] else SUPERSEDED
-            elif is_first_log and any(other > offset for _, other in own):
+            elif self._is_first_log and any(other > offset for _, other in own):
                 outcomes[partition, offset] = SUPERSEDED
-            elif offset < kept.get(partition, sys.maxsize) and not (is_first_log and own):
+            elif offset < kept.get(partition, sys.maxsize) and not (self._is_first_log and own):
                 # It may have been deleted by a record that the log does not have any more.
                 outcomes[partition, offset] = UNCERTAIN
         return outcomes
