@@ -143,8 +143,8 @@ def ingest(
     :raises FetchError: Kafka does not return the records
     :raises DamagedRecordsError: what Kafka has cannot be read
     """
-    is_given = isinstance(source, list)
-    total = len(source) if is_given else sum(end - start for start, end in source.values())
+    sizes = [1] * len(source) if isinstance(source, list) else [e - s for s, e in source.values()]
+    total = sum(sizes)
     rows = min(MAX_ROWS, max(1, total))
     tables = [_TableFiles(plan, rows) for plan in plans]
     count, last, ends_reading = 0, LastRecords(), False
@@ -153,7 +153,7 @@ def ingest(
             for table in tables:
                 opened.enter_context(table.writer)
             arrays = Records(rows, MAX_BYTES)
-            if is_given:
+            if isinstance(source, list):
                 filled = _filled(arrays, source)
             else:
                 reader = opened.enter_context(fetcher(plans[0].kafka, plans[0].topic, source))
