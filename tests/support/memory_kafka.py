@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -54,6 +55,11 @@ class Message:
 
     def leader_epoch(self) -> int:
         return self.epoch
+
+    def __reduce__(self) -> Any:
+        """Be sent to another process as a message of the client."""
+        given = ("", *self.place, *self.own, self.own_headers, None, self.timestamp(), 0.0)
+        return confluent_kafka.Message, (*given, self.epoch)
 
     def error(self) -> Any:
         """Return why there is no record, as instances of :class:`NoMessage` do."""

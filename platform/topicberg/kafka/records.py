@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from confluent_kafka import KafkaError, Message
@@ -68,7 +67,7 @@ class Records:
         """Make room for a record that is larger than the empty arrays, or raise MemoryError."""
         self._allocate(4 * self.size)
 
-    def append(self, messages: Sequence[Message | GivenRecord]) -> int:
+    def append(self, messages: Sequence[Message]) -> int:
         """Add messages of the Python client; return how many of them fit."""
         first, count = self.count, min(len(messages), self.rows - self.count)
         messages = messages[:count]
@@ -76,7 +75,7 @@ class Records:
             [message.key() for message in messages],
             [message.value() for message in messages],
         )
-        headers = [_readable_headers(message) for message in messages]
+        headers = [readable_headers(message) for message in messages]
         names = [[name.encode(errors="surrogateescape") for name, _ in pairs] for pairs in headers]
         used = [
             int(self.key_offsets[first]),
@@ -170,57 +169,18 @@ class Records:
         return headers or None
 
 
-@dataclass(frozen=True)
-class GivenRecord:
-    """A record as a message of the Python client has it, which other processes can get."""
-
-    pair: tuple[bytes | None, bytes | None]
-    place: tuple[int, int]
-    time: tuple[int, int]  # Its type and milliseconds, as in :class:`Records`.
-    pairs: list[tuple[str, Any]]
-    epoch: int = -1
-
-    @classmethod
-    def of(cls, message: Message) -> Self:
-        """Return a message, or raise DamagedRecordsError: the name of a header is not UTF-8."""
-        place = message.partition() or 0, message.offset() or 0
-        pair: Any = message.key(), message.value()
-        headers, epoch = _readable_headers(message), epoch_of(message)
-        return cls(pair, place, message.timestamp(), headers, epoch)
-
-    def key(self) -> bytes | None:
-        return self.pair[0]
-
-    def value(self) -> bytes | None:
-        return self.pair[1]
-
-    def partition(self) -> int:
-        return self.place[0]
-
-    def offset(self) -> int:
-        return self.place[1]
-
-    def timestamp(self) -> tuple[int, int]:
-        return self.time
-
-    def headers(self) -> list[tuple[str, Any]]:
-        return self.pairs
-
-    def leader_epoch(self) -> int:
-        return self.epoch
-
-    @property
-    def size(self) -> int:
-        return sum(len(part or b"") for part in (*self.pair, *(part for _, part in self.pairs)))
+def place_of(message: Message) -> tuple[int, int]:
+    """Return partition and offset of a message of the Python client."""
+    return message.partition() or 0, message.offset() or 0
 
 
-def epoch_of(message: Message | GivenRecord) -> int:
+def epoch_of(message: Message) -> int:
     """Return the epoch of the leader that got a message of the Python client; -1: not known."""
     epoch = message.leader_epoch()
     return -1 if epoch is None else epoch
 
 
-def headers_of(message: Message | GivenRecord) -> list[tuple[str, Any]] | None:
+def headers_of(message: Message) -> list[tuple[str, Any]] | None:
     """Return the headers of a message of the Python client; None: one's name is not UTF-8."""
     try:
         listed: Any = message.headers()
@@ -229,10 +189,11 @@ def headers_of(message: Message | GivenRecord) -> list[tuple[str, Any]] | None:
     return listed or []
 
 
-def _readable_headers(message: Message | GivenRecord) -> list[tuple[str, Any]]:
+def readable_headers(message: Message) -> list[tuple[str, Any]]:
+    """Return the headers, or raise DamagedRecordsError: the name of one is not UTF-8."""
     if (headers := headers_of(message)) is not None:
         return headers
-    partition, offset = message.partition() or 0, message.offset() or 0
+    partition, offset = place_of(message)
     raise DamagedRecordsError(
         f"partition {partition}, offset {offset}: the name of a header is not UTF-8",
         partition,

@@ -81,15 +81,20 @@ def newest_states(endpoints: Endpoints, topic: str, wait_seconds: float) -> dict
 
     :param wait_seconds: the longest wait; longer than the producers' ``timeout_seconds``
     """
-    end, deadline = kafka.high_watermarks(endpoints, topic)[0], time.monotonic() + wait_seconds
-    while kafka.end_offsets(endpoints, topic)[0] < end:
+    await_others(endpoints, topic, wait_seconds)
+    return committed_states(endpoints, topic)
+
+
+def await_others(endpoints: Endpoints, topic: str, wait_seconds: float) -> None:
+    """Wait until no open transaction hides what the topic has by now."""
+    wanted, deadline = kafka.high_watermarks(endpoints, topic), time.monotonic() + wait_seconds
+    while any(kafka.end_offsets(endpoints, topic).get(p, 0) < end for p, end in wanted.items()):
         if time.monotonic() > deadline:
             raise UnreachableError(
-                f"topic {topic}: an open transaction of another producer hides the newest state",
+                f"topic {topic}: an open transaction of another producer hides the newest records",
                 hint="wait: the broker ends such a transaction after its timeout",
             )
         time.sleep(0.5)
-    return committed_states(endpoints, topic)
 
 
 def committed_states(endpoints: Endpoints, topic: str) -> dict[str, bytes]:

@@ -387,6 +387,58 @@ def test_dead_letters_of_an_earlier_version_are_replayed_once(
     assert numbers(history) == [0, 1, 2, 3]
 
 
+def test_dead_letters_of_an_earlier_version_are_replayed_after_the_topic_was_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(batch_commit.BatchCommitter, "_waiting", lambda *_: {})
+        history = late_history(tmp_path, monkeypatch, "GLL", mode="LOG")
+    topic, table = history.topic, history.engine.table()
+    replace_topic(topic, {0: [], 1: []})
+    continue_table(topic.spec, table, topic.endpoints, "beginning")
+    history.fix()
+    assert inserted(history.replay()) == 2
+    assert numbers(history) == [0, 1, 2]
+
+
+def test_replay_learns_what_another_one_applies_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_RECORDS", 1)
+    history = late_history(tmp_path, monkeypatch, "", write_mode="upsert")
+    topic = history.topic
+    for number in range(2):
+        topic.produce(0, history.key(number), history.value(number, "late"))
+    topic.produce(0, history.key(1), None)
+    assert skips.request(history.engine.table(), topic.endpoints, topic.spec.name, (0, 2), "why")
+    history.step()
+    history.fix()
+
+    def apply_the_tombstone(said: str) -> None:
+        if said.startswith("1 of 3"):
+            history.replay(reason="a user skipped")
+
+    assert history.replay(report=apply_the_tombstone).counts["deleted later"] == 1
+    assert numbers(history) == [0]
+
+
+def test_record_that_kafka_deletes_during_a_replay_is_uncertain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = late_history(tmp_path, monkeypatch, "LD", write_mode="upsert")
+    history.fix()
+
+    class Slow(Replay):
+        def _process(self, *given: Any, **options: Any) -> None:
+            history.topic.beginning[0] = 2  # after it was read
+            super()._process(*given, **options)
+
+    topic = history.topic
+    done = Slow(topic.spec, topic.endpoints, topic.config).run()
+    assert done.counts == {"uncertain": 1}
+    assert numbers(history) == []
+
+
 def test_record_that_only_a_truncated_dead_letter_has_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,7 +189,7 @@ def _map(plan: JsonPlan, in_union: bool) -> Read:
                 here.container, here.place = value, name
                 pairs.append((name, None if inner is None else read_value(inner)))
         except ScalarMisfitError as misfit:
-            misfit.path.append(f".{shortened(name)}")
+            misfit.path.append(f"[{shortened(name)}]")
             raise
         return pairs
 

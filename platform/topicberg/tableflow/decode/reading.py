@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Self
 
 import numpy as np
 import pyarrow as pa
+from confluent_kafka import Message
 from numpy.typing import NDArray
 from pyiceberg.io import FileIO, load_file_io
 from pyiceberg.manifest import DataFile
@@ -24,10 +25,10 @@ from topicberg.errors import TopicbergError
 from topicberg.formats.metadata import PARTITION, RAW_KEY
 from topicberg.iceberg.data_files import DataFileWriter, copied
 from topicberg.iceberg.files import discard
-from topicberg.kafka.fetch import Fetcher, fetcher
+from topicberg.kafka.fetch import fetcher
 from topicberg.kafka.last_records import LastRecords, last_records
 from topicberg.kafka.offsets import Ranges
-from topicberg.kafka.records import GivenRecord, Records
+from topicberg.kafka.records import Records
 from topicberg.tableflow.changelog.change_batch import ChangeBatch, Facts
 from topicberg.tableflow.decode.columns import (
     MAX_BYTES,
@@ -66,32 +67,8 @@ class WrittenBatch:
 Outcome = list[WrittenBatch] | Exception
 
 
-@dataclass(frozen=True)
-class GivenRecords:
-    """Records that were read before, instead of offsets of a topic; a context manager."""
-
-    records: Sequence[GivenRecord]
-    """Each partition's in order."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def fill(self, records: Records) -> Iterator[Records]:
-        """Yield the records in parts that fit the arrays."""
-        left = self.records
-        records.clear()
-        while left:
-            if added := records.append(left):
-                left = left[added:]
-                yield records
-                records.clear()
-            else:
-                records.grow()
-
-
-Source = Ranges | GivenRecords
+Source = Ranges | list[Message]
+"""Offsets of a topic, or records that were read before, each partition's in order."""
 
 
 @dataclass
@@ -166,22 +143,24 @@ def ingest(
     :raises FetchError: Kafka does not return the records
     :raises DamagedRecordsError: what Kafka has cannot be read
     """
-    total = (
-        len(source.records)
-        if isinstance(source, GivenRecords)
-        else sum(end - start for start, end in source.values())
-    )
+    sizes = [1] * len(source) if isinstance(source, list) else [e - s for s, e in source.values()]
+    total = sum(sizes)
     rows = min(MAX_ROWS, max(1, total))
     tables = [_TableFiles(plan, rows) for plan in plans]
     count, last, ends_reading = 0, LastRecords(), False
     try:
-        with ExitStack() as writers:
-            reader = writers.enter_context(_reader(plans[0], source))
+        with ExitStack() as opened:
             for table in tables:
-                writers.enter_context(table.writer)
-            for records in reader.fill(Records(rows, MAX_BYTES)):
+                opened.enter_context(table.writer)
+            arrays = Records(rows, MAX_BYTES)
+            if isinstance(source, list):
+                filled = _filled(arrays, source)
+            else:
+                reader = opened.enter_context(fetcher(plans[0].kafka, plans[0].topic, source))
+                filled = reader.fill(arrays)
+            for records in filled:
                 count += records.count
-                last |= {} if isinstance(source, GivenRecords) else last_records(records)
+                last |= last_records(records)
                 for table in tables:
                     table.write(records, check)
                     is_early = table.plan.stops_early and count <= total * EARLY
@@ -197,10 +176,15 @@ def ingest(
     return [table.written(count, last) for table in tables]
 
 
-def _reader(plan: ReadPlan, source: Source) -> AbstractContextManager[GivenRecords | Fetcher]:
-    if isinstance(source, GivenRecords):
-        return source
-    return fetcher(plan.kafka, plan.topic, source)
+def _filled(arrays: Records, left: list[Message]) -> Iterator[Records]:
+    """Yield records in parts that fit the arrays."""
+    while left:
+        arrays.clear()
+        if added := arrays.append(left):
+            left = left[added:]
+            yield arrays
+        else:
+            arrays.grow()
 
 
 def _discard(tables: Sequence[_TableFiles]) -> None:

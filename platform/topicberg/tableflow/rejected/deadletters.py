@@ -41,7 +41,7 @@ from topicberg.kafka import schemas, transactions
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset
-from topicberg.kafka.records import DamagedRecordsError, GivenRecord, headers_of
+from topicberg.kafka.records import DamagedRecordsError, headers_of
 from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_plan import BatchPlan
 from topicberg.tableflow.rejected.rejections import Rejections
@@ -326,7 +326,7 @@ class DeadLetters:
 class DeadLetter(NamedTuple):
     """A record, as far as a dead letter has it."""
 
-    record: GivenRecord
+    record: Message
     is_whole: bool
 
 
@@ -340,6 +340,7 @@ def read_dead_letters(
     target, prefix = dead_letter_spec(spec).name, f"{spec.name}-".encode()
     schema = fastavro.parse_schema(json.loads(schema_path(Path(), ERROR_LOG_SCHEMA).read_text()))
     try:
+        transactions.await_others(endpoints, target, TRANSACTION_SECONDS * 1.5)
         ends = kafka.topic_log(endpoints, target)
     except kafka.NoSuchTopicError:
         return
@@ -360,12 +361,16 @@ def read_dead_letters(
         time_ms = int(details.get("timestamp", NO_TIMESTAMP))
         if (moment := source["timestamp"]) is not None:
             time_ms = (moment - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
-        pair, place = (source["key"], source["value"]), (source["partition"], source["offset"])
+        pair = source["key"], source["value"]
         kind = 1 + (source["timestamp_type"] == "LOG_APPEND_TIME")
         # Of records that the client cannot read, and of their headers, it has nothing.
         is_read = (pair, time_ms) != ((None, None), NO_TIMESTAMP)
         has_headers = not entry["error_message"].endswith(wrong_header("")[-20:])
-        record = GivenRecord(pair, place, (kind, time_ms), [*source["headers"].items()])
+        record = Message(
+            *(spec.name, source["partition"], source["offset"], *pair),
+            headers=[*source["headers"].items()],
+            timestamp=(kind, time_ms),
+        )
         yield DeadLetter(record, "truncated" not in details and is_read and has_headers)
 
 

@@ -22,7 +22,10 @@ MAX_UNKNOWN = 1_000
 """Ids of unknown schemas that one batch keeps."""
 MOST_REASONS, OTHER_REASONS = 30, "other reasons"
 _REASON_LENGTH = 160
-_VALUES = re.compile(r': value .*|"(?:[^"\\]|\\.)*"?…?|(?<= )(?<!schema )(?:[-+]?\d|0x)[^ ,;:]*')
+_VALUES = re.compile(
+    r': value .*|\[.*\]|"(?:[^"\\]|\\.)*"?…?|(?<= )(?<!schema )(?:[-+]?\d|0x)[^ ,;:]*'
+)
+"""Keys of maps, in brackets, are values as well."""
 Key = TypeVar("Key", bound=Hashable)
 
 

@@ -33,6 +33,7 @@ from topicberg.iceberg.summaries import (
 )
 from topicberg.kafka.offsets import Offsets, dump_offsets, parse_offsets
 from topicberg.tableflow.rejected.rejections import MOST_REASONS, OTHER_REASONS
+from topicberg.tableflow.values.logs import ended_logs
 from topicberg.tableflow.values.offsets import OffsetSet
 
 logger = logging.getLogger(__name__)
@@ -72,7 +73,9 @@ class Waiting:
         if WAITING not in facts:  # no record was left out, or by an earlier version
             # If there was a replay, an earlier version committed since: dead letters may be rows.
             is_known = facts and unrecorded and ROWS_REPLAYED not in table.properties
-            start = parse_offsets(facts[END_OFFSETS]) if is_known else {}
+            ended = ended_logs(table, snapshot)
+            ends = ended[0].ends if ended else parse_offsets(facts.get(END_OFFSETS, "{}"))
+            start = ends if is_known else {}
             return cls(log, unrecorded=unrecorded, start=start)
         path = waiting_file(table.location(), facts[WAITING])
         try:

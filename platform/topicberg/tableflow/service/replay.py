@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 
 import numpy as np
+from confluent_kafka import Message
 from tenacity import wait_random
 
 from topicberg.endpoints import Endpoints
@@ -25,14 +26,14 @@ from topicberg.errors import CommitConflictError, SpecError
 from topicberg.errors.retry import conflicts, retry
 from topicberg.iceberg.files import discard
 from topicberg.kafka import topics as kafka
-from topicberg.kafka.consumer import messages
-from topicberg.kafka.offsets import Offsets
-from topicberg.kafka.records import DamagedRecordsError, GivenRecord
+from topicberg.kafka.consumer import batch_end, messages
+from topicberg.kafka.offsets import Offsets, PartitionOffset
+from topicberg.kafka.records import DamagedRecordsError, place_of, readable_headers
 from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_plan import BatchPlan, TablePlan
 from topicberg.tableflow.decode.columns import FORGOTTEN
 from topicberg.tableflow.decode.plan import ReadPlan
-from topicberg.tableflow.decode.reading import GivenRecords, WrittenBatch, joined
+from topicberg.tableflow.decode.reading import WrittenBatch, joined
 from topicberg.tableflow.rejected.deadletters import read_dead_letters
 from topicberg.tableflow.rejected.rejections import Rejections, without_values
 from topicberg.tableflow.rejected.waiting import Waiting
@@ -100,6 +101,7 @@ class Replay:
         self._table = self._ingestor.tables[0]
         self._earlier: OffsetSet | None = None  # Dead letters that no batch recorded.
         self._later: LaterRecords | None = None
+        self._waits = OffsetSet()  # Of the log that is read, after the commit before.
         try:
             self._replay()
         finally:
@@ -107,23 +109,20 @@ class Replay:
         return self
 
     def _replay(self) -> None:
-        into, log, waiting = self._plan()
+        _, log, waiting = self._plan()
         self.unrecorded, number = waiting.unrecorded, waiting.log
         left = {n: waiting.of(n, self.reason) for n in waiting.topic_ids}
         own, self._total = left.setdefault(number, OffsetSet()), sum(map(len, left.values()))
-        if self.spec.write_mode == "upsert":
-            first, where = dict(reversed([*own])), (self.endpoints, self.config)
-            self._later = LaterRecords(self.spec, into.table, *where, first, self.report)
-        damaged = OffsetSet()
+        self._first, damaged = dict(reversed([*own])), OffsetSet()
         for records in self._chunks(self._of_log(own, log.beginning, damaged)):
-            left[number] -= OffsetSet.of(record.place for record in records)
+            left[number] -= OffsetSet.of(map(place_of, records))
             self._process(number, records, is_in_log=True)
         left[number] -= damaged
         for n, wanted in left.items():
             rest, cut = wanted, OffsetSet()
             whole = self._of_dead_letters(n, waiting.topic_ids.get(n), wanted, cut)
-            for records in self._chunks(whole if wanted else iter(())):
-                rest -= OffsetSet.of(record.place for record in records)
+            for records in self._chunks(whole) if wanted else ():
+                rest -= OffsetSet.of(map(place_of, records))
                 self._process(n, records)
             if rest and self.since_ms is None:  # else their times are not known
                 self._process(n, [], {TRUNCATED: rest & cut, LOST: rest - cut})
@@ -141,7 +140,7 @@ class Replay:
                 self._earlier = OffsetSet.of(
                     (partition, offset)
                     for letter in read_dead_letters(self.spec, self.endpoints, 0, topic_id)
-                    for partition, offset in [letter.record.place]
+                    for partition, offset in [place_of(letter.record)]
                     if offset < waiting.start.get(partition, 0)
                 )
             waiting.unrecorded = max(0, waiting.unrecorded - len(self._earlier))
@@ -151,7 +150,7 @@ class Replay:
 
     def _of_log(
         self, wanted: OffsetSet, beginning: Offsets, damaged: OffsetSet
-    ) -> Iterator[GivenRecord]:
+    ) -> Iterator[Message]:
         """Yield what the log still has; ``damaged`` gets what the client cannot read."""
         for partition, start, end in _spans(wanted):
             start = max(start, beginning.get(partition, 0))
@@ -161,22 +160,26 @@ class Replay:
                     for message in messages(self.endpoints, self.spec.name, ranges):
                         start = message.offset() or 0
                         if (partition, start) in wanted:
-                            yield GivenRecord.of(message)
+                            readable_headers(message)
+                            yield message
                     start = end
                 except DamagedRecordsError as error:
-                    start = max(start, error.offset)
-                    if (partition, start) in wanted:
-                        damaged.add((partition, start))
-                        self._count(Counter({FAILED: 1}), {without_values(error.message): 1})
-                    start += 1
+                    first, most = max(start, error.offset), self._table.max_bytes
+                    where = self.endpoints, self.spec.name, partition
+                    start, number = batch_end(*where, first, end, most), len(damaged)
+                    for offset in range(first, start):
+                        if (partition, offset) in wanted:
+                            damaged.add((partition, offset))
+                    number = len(damaged) - number
+                    self._count(Counter({FAILED: number}), {without_values(error.message): number})
 
     def _of_dead_letters(
         self, log: int, topic_id: str | None, wanted: OffsetSet, cut: OffsetSet
-    ) -> Iterator[GivenRecord]:
+    ) -> Iterator[Message]:
         """Yield what dead letters have; ``cut`` gets those of which they have a part."""
         read = OffsetSet()
         for letter in read_dead_letters(self.spec, self.endpoints, log, topic_id):
-            if (place := letter.record.place) in wanted and place not in read:
+            if (place := place_of(letter.record)) in wanted and place not in read:
                 (read if letter.is_whole else cut).add(place)
                 if letter.is_whole:
                     yield letter.record
@@ -184,7 +187,7 @@ class Replay:
     def _process(
         self,
         log: int,
-        records: Sequence[GivenRecord],
+        records: list[Message],
         finals: Mapping[str, OffsetSet] | None = None,
         *,
         is_in_log: bool = False,
@@ -210,28 +213,19 @@ class Replay:
             self._process(log, rest, is_in_log=is_in_log)
 
     def _commit(
-        self,
-        log: int,
-        records: Sequence[GivenRecord],
-        finals: Mapping[str, OffsetSet],
-        *,
-        is_in_log: bool,
+        self, log: int, records: list[Message], finals: Mapping[str, OffsetSet], *, is_in_log: bool
     ) -> None:
         into, topic_log, waiting = self._plan()
+        if is_in_log and log != waiting.log:  # These may be records of the next log.
+            raise CommitConflictError(f"topic {self.spec.name}: its table has another log now")
         before, waits = waiting.dump(), waiting.of(log)
         # Another replay may have come first.
-        left = [record for record in records if record.place in waits]
+        left = [record for record in records if place_of(record) in waits]
         outcomes = Counter({name: len(offsets & waits) for name, offsets in finals.items()})
-        decided: Mapping[tuple[int, int], str] = {}
-        if self._later is not None and log != waiting.log:  # Offsets of logs do not compare.
-            decided = dict.fromkeys((record.place for record in left), UNCERTAIN)
-        elif self._later is not None:
-            self._later.read(topic_log.beginning, into.offsets, waits)
-            which = {"is_in_log": is_in_log, "is_first_log": log == 0}
-            decided = self._later.outcomes(into.table, into.head, left, **which)
+        decided = self._decided(into, log, waiting, left, is_in_log=is_in_log)
         outcomes.update(decided.values())
         try:
-            written = self._decoded(into, log, [r for r in left if r.place not in decided])
+            written = self._decoded(into, log, [r for r in left if place_of(r) not in decided])
         except SchemasFoundError:
             return self._commit(log, records, finals, is_in_log=is_in_log)
         failed = {why: offsets for (why, _), offsets in written.rejections.left_out.items()}
@@ -241,7 +235,7 @@ class Replay:
             inserted = len(written.keys.newest()[0].high)
         outcomes += Counter({INSERTED: inserted, SUPERSEDED: rows - inserted})
         since_ms = min(waiting.since_ms.values(), default=None)
-        for done in (OffsetSet.of(record.place for record in left), *finals.values()):
+        for done in (OffsetSet.of(map(place_of, left)), *finals.values()):
             waiting.remove(log, done)
         waiting.add(waiting.topic_ids.get(log, ""), failed, since_ms, log)
         if self.is_dry or waiting.dump() == before:
@@ -260,12 +254,34 @@ class Replay:
                 failing={},
                 reader="process",
             )
-            written = replace(written, rejections=Rejections("SKIP"))
+            written = replace(written, rejections=Rejections("SKIP"), last_records={})
             self._table.commit(plan, into, written, Replayed(inserted, waiting))
+            self._waits = waiting.of(waiting.log)
         outcomes[FAILED] = sum(map(len, failed.values()))
         return self._count(outcomes, {text: len(offsets) for text, offsets in failed.items()})
 
-    def _decoded(self, into: TablePlan, log: int, records: Sequence[GivenRecord]) -> WrittenBatch:
+    def _decided(
+        self,
+        into: TablePlan,
+        log: int,
+        waiting: Waiting,
+        records: list[Message],
+        *,
+        is_in_log: bool,
+    ) -> Mapping[PartitionOffset, str]:
+        """Return which records are not to be inserted, and why."""
+        if self.spec.write_mode != "upsert":
+            return {}
+        if log != waiting.log:  # Offsets of logs do not compare.
+            return dict.fromkeys(map(place_of, records), UNCERTAIN)
+        waits = waiting.of(log)
+        if self._later is None or self._waits - waits:  # Another replay has applied some.
+            where = self.spec, into.table, self.endpoints, self.config, log
+            self._later, self._waits = LaterRecords(*where, self._first, self.report), waits
+        self._later.read(into.offsets, waits)
+        return self._later.outcomes(into.table, into.head, records, are_in_log=is_in_log)
+
+    def _decoded(self, into: TablePlan, log: int, records: list[Message]) -> WrittenBatch:
         """Write the rows of records, or raise SchemasFoundError: their schemas were looked up."""
         key = [column.name for column in into.layout.key.fields()]
         forgotten = ForgottenKeys.of(into.table, key, log)
@@ -278,17 +294,17 @@ class Replay:
             raise
         return written
 
-    def _written(self, plan: ReadPlan, records: Sequence[GivenRecord]) -> WrittenBatch:
+    def _written(self, plan: ReadPlan, records: list[Message]) -> WrittenBatch:
         """Write the rows of records; one that takes more memory than there is is malformed."""
-        rejections, given = Rejections("SKIP"), GivenRecords(records)
+        rejections = Rejections("SKIP")
         if not records:
             return WrittenBatch([], 0, rejections)
         try:
-            return self._ingestor.processes.ingest([plan], [given], lambda: None)[0]
+            return self._ingestor.processes.ingest([plan], [records], lambda: None)[0]
         except ExhaustedError as error:
             if len(records) == 1:
                 rejections.count = 1
-                rejections.left_out[error.message, None] = OffsetSet.of([records[0].place])
+                rejections.left_out[error.message, None] = OffsetSet.of(map(place_of, records))
                 return WrittenBatch([], 1, rejections)
         middle = len(records) // 2
         parts = (records[:middle], records[middle:])
@@ -299,18 +315,19 @@ class Replay:
         self.failed.update(failed)
         self.report(f"{self.counts.total():,} of {self._total:,} records read again")
 
-    def _chunks(self, records: Iterator[GivenRecord]) -> Iterator[list[GivenRecord]]:
+    def _chunks(self, records: Iterator[Message]) -> Iterator[list[Message]]:
         """Yield records in parts, each of which is one commit, in the order of offsets."""
-        some, size = list[GivenRecord](), 0
+        some, size = list[Message](), 0
         for record in records:
-            if self.since_ms is None or record.time[1] >= self.since_ms:
+            if self.since_ms is None or record.timestamp()[1] >= self.since_ms:
                 some.append(record)
-                size += record.size
+                headers = (part for _, part in readable_headers(record))
+                size += sum(len(p or b"") for p in (record.key(), record.value(), *headers))
             if len(some) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
-                yield sorted(some, key=lambda each: each.place)
+                yield sorted(some, key=place_of)
                 some, size = [], 0
         if some:
-            yield sorted(some, key=lambda each: each.place)
+            yield sorted(some, key=place_of)
 
 
 def _spans(wanted: OffsetSet) -> Iterator[tuple[int, int, int]]:

@@ -7,24 +7,31 @@ deletes from the beginning, and Kafka removes a tombstone only after all earlier
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import numpy as np
+from confluent_kafka import Message
 from numpy.typing import NDArray
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from topicberg.endpoints import Endpoints
-from topicberg.errors import TableflowError
 from topicberg.iceberg.position_deletes import read_rows
-from topicberg.kafka.consumer import messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset
-from topicberg.kafka.records import GivenRecord
+from topicberg.kafka.topics import beginning_offsets
 from topicberg.settings import Settings
-from topicberg.tableflow.table.reread import CHUNK, RECORD, described, key_of, newest, records_of
+from topicberg.tableflow.table.reread import (
+    RECORD,
+    check_schemas,
+    described,
+    described_records,
+    key_of,
+    newest,
+    records_of,
+)
 from topicberg.tableflow.upsert.key_files import KEY_BITS, in_order
 from topicberg.tableflow.upsert.key_hashing import KeyHasher
 from topicberg.tableflow.upsert.keys import index_of
@@ -44,56 +51,47 @@ class LaterRecords:
         table: Table,
         endpoints: Endpoints,
         config: Settings,
+        log: int,
         first: Offsets,
         report: Callable[[str], None],
     ) -> None:
-        """:param first: the first offset of each partition that was left out"""
+        """:param log: its number: of the first one, the table has no rows of others
+        :param first: the first offset of each partition that was left out
+        """
         self._name, self._endpoints, self._report = spec.name, endpoints, report
         self._key, decode, self._framing = key_of(spec, table, endpoints)
         hasher = KeyHasher.of_upserts(table, self._key, decode)
         self._index = index_of(config.state_dir, spec.name, hasher)
+        self._is_first_log = log == 0
         self._keys, self._first, self._reached = np.empty(0, RECORD), first, Offsets()
 
-    def read(self, beginning: Offsets, end: Offsets, left_out: OffsetSet) -> None:
+    def read(self, end: Offsets, left_out: OffsetSet) -> None:
         """Read what the table has applied since the last time.
 
         :param left_out: records that it has not applied
         """
+        beginning = beginning_offsets(self._endpoints, self._name)
         # A decoded key may have records in all partitions.
         starts = beginning if self._key.is_decoded and len(end) > 1 else self._first
         for p in sorted(starts.keys() & end.keys()):
             start = max(starts[p], beginning.get(p, 0), self._reached.get(p, 0))
             if start >= end[p]:
                 continue
-            read = messages(self._endpoints, self._name, {p: (start, end[p])})
-            unread = records_of(read, self._framing)
-            while some := list(islice(unread, CHUNK)):
-                of_keys = described(some, self._index)
+            where = self._endpoints, self._name, {p: (start, end[p])}
+            for _, last, of_keys in described_records(*where, self._framing, self._index):
                 applied = of_keys[~left_out.among(of_keys["partition"], of_keys["offset"])]
                 self._keys = newest(self._keys, applied)
-                self._report(f"partition {p}: compared the keys up to offset {some[-1][2]:,}")
+                self._report(f"partition {p}: compared the keys up to offset {last:,}")
             self._reached[p] = end[p]
-        if self._framing is not None and self._framing.unknown:
-            schema, why = next(iter(self._framing.unknown.items()))
-            raise TableflowError(
-                f"topic {self._name}: records have keys of schema {schema}, {why}: whether they "
-                "are later records of the same keys is not known",
-                hint="register this schema again with its id",
-            )
+        problem = "whether they are later records of the same keys is not known"
+        check_schemas(self._name, self._framing, problem)
 
     def outcomes(
-        self,
-        table: Table,
-        head: Snapshot | None,
-        records: Sequence[GivenRecord],
-        *,
-        is_in_log: bool,
-        is_first_log: bool,
+        self, table: Table, head: Snapshot | None, records: Sequence[Message], *, are_in_log: bool
     ) -> dict[PartitionOffset, str]:
         """Return which records are not to be inserted, and why.
 
-        :param is_in_log: whether the log has them
-        :param is_first_log: whether all rows of the table are of this log
+        :param are_in_log: whether the log had them
         """
         if not (keyed := list(records_of(records, self._framing))):
             return {}
@@ -104,6 +102,8 @@ class LaterRecords:
         for high, low, *place, deletes, _ in equal.tolist():
             later[high, low & mask].append((*place, deletes))
         rows_of_key = {} if head is None else self._rows(table, head, rows, mask)
+        # Later records may have been deleted before they were read, with those deleted meanwhile.
+        kept = beginning_offsets(self._endpoints, self._name) if are_in_log else {}
         outcomes = dict[PartitionOffset, str]()
         for high, low, partition, offset, *_ in rows.tolist():
             newer, own = later[high, low & mask], rows_of_key.get((high, low & mask), [])
@@ -112,9 +112,9 @@ class LaterRecords:
                 outcomes[partition, offset] = UNCERTAIN  # Times of partitions do not compare.
             elif after:
                 outcomes[partition, offset] = DELETED if after[0] else SUPERSEDED
-            elif is_first_log and any(other > offset for _, other in own):
+            elif self._is_first_log and any(other > offset for _, other in own):
                 outcomes[partition, offset] = SUPERSEDED
-            elif not is_in_log and not (is_first_log and own):
+            elif offset < kept.get(partition, sys.maxsize) and not (self._is_first_log and own):
                 # It may have been deleted by a record that the log does not have any more.
                 outcomes[partition, offset] = UNCERTAIN
         return outcomes

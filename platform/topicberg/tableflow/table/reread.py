@@ -17,10 +17,9 @@ there is a later record of its key.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -37,8 +36,8 @@ from topicberg.formats.framing import header_of
 from topicberg.iceberg.position_deletes import delete_rows
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
-from topicberg.kafka.offsets import Offsets
-from topicberg.kafka.records import GivenRecord, headers_of
+from topicberg.kafka.offsets import Offsets, Ranges
+from topicberg.kafka.records import headers_of, place_of
 from topicberg.settings import Settings
 from topicberg.tableflow.changelog.current_rows import together
 from topicberg.tableflow.decode.raw_keys import KeyFraming, RawKeys
@@ -183,9 +182,8 @@ def _deleted(
         nonlocal keys, records, reached
         end = kafka.end_offsets(endpoints, spec.name)
         ranges = {p: (reached.get(p, 0), end[p]) for p in end}
-        unread = records_of(messages(endpoints, spec.name, ranges), framing)
-        while some := list(islice(unread, CHUNK)):
-            keys, records = newest(keys, described(some, index)), records + len(some)
+        for some, _, of_keys in described_records(endpoints, spec.name, ranges, framing, index):
+            keys, records = newest(keys, of_keys), records + some
         reached = end
 
     def attempt() -> Reread:
@@ -198,8 +196,8 @@ def _deleted(
         kept = _kept(keys, offsets, is_decoded=key.is_decoded)
         rows = together(index.rows_without(table, head, kept), index.repeated_rows(table, head))
         gone = sum(len(of_file.positions) for of_file in rows)
-        if gone and framing is not None and framing.unknown:
-            raise _unknown_schemas(spec, framing.unknown)
+        if gone:
+            check_schemas(spec.name, framing, "rows of such keys would be deleted")
         done = Reread(
             by=current_user(), at_ms=started_ms, records=records, rows=gone, restored=restored
         )
@@ -215,12 +213,15 @@ def _deleted(
     return retry(attempt, ATTEMPTS, exhausted=exhausted)
 
 
-def _unknown_schemas(spec: TopicSpec, unknown: Mapping[int | UUID, str]) -> TableflowError:
-    (schema, why), *others = unknown.items()
+def check_schemas(topic: str, framing: KeyFraming | None, problem: str) -> None:
+    """:raises TableflowError: records had keys of unknown schemas, which is a problem"""
+    if framing is None or not framing.unknown:
+        return
+    (schema, why), *others = framing.unknown.items()
     more = f", and of {count(len(others), 'other schema')}" if others else ""
-    return TableflowError(
-        f"topic {spec.name}: records have keys of schema {schema}, {why}{more}; rows of such keys "
-        "would be deleted; nothing was changed",
+    raise TableflowError(
+        f"topic {topic}: records have keys of schema {schema}, {why}{more}; {problem}; nothing was "
+        "changed",
         hint="register these schemas again with their ids, or delete these records from the topic",
     )
 
@@ -240,9 +241,16 @@ def key_of(
     return key, RawKeys(layout.key, key, foreign).texts, KeyFraming(layout.key, foreign)
 
 
-def records_of(
-    read: Iterable[Message | GivenRecord], framing: KeyFraming | None
-) -> Iterator[Record]:
+def described_records(
+    endpoints: Endpoints, topic: str, ranges: Ranges, framing: KeyFraming | None, index: KeyIndex
+) -> Iterator[tuple[int, int, NDArray[Any]]]:
+    """Yield how many records were read, the offset of the last one, and :func:`described` ones."""
+    unread = records_of(messages(endpoints, topic, ranges), framing)
+    while some := list(islice(unread, CHUNK)):
+        yield len(some), some[-1][2], described(some, index)
+
+
+def records_of(read: Iterable[Message], framing: KeyFraming | None) -> Iterator[Record]:
     """Yield records, with keys as tables hold them; those that cannot be decoded, as they are.
 
     :param framing: of keys that are decoded
@@ -254,5 +262,4 @@ def records_of(
                 time_ms = message.timestamp()[1]
                 decoded = framing.held(key, header_of(KEY, headers_of(message) or ()))
                 key_bytes = key if decoded is None else decoded
-            place = message.partition() or 0, message.offset() or 0
-            yield key_bytes, *place, message.value() is None, time_ms
+            yield key_bytes, *place_of(message), message.value() is None, time_ms
