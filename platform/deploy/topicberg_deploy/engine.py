@@ -65,6 +65,7 @@ seconds to spread."""
 
 
 NOT_OURS = "`deploy create` did not create it"
+NEEDED = "what holds data and is left needs it"
 DELETES_DATA = "its spec turns it off: `deploy create --irrevocable` deletes it with its data"
 
 
@@ -181,6 +182,10 @@ def plan(resources: Iterable[Resource], context: DeployContext) -> list[Step]:
         hints = (login_hint(error, context.deploy.profile) for error in failed.values())
         hint = next(filter(None, hints), None)
         raise _failure(by_key, failed, context, "cannot be planned", hint)
+    left = [step.resource for step in steps.values() if step.reason == DELETES_DATA]
+    for resource in with_needs(left, by_key.values()):
+        if steps[resource.key].action is Action.DELETE:
+            steps[resource.key] = Step(resource, Action.KEEP, reason=NEEDED)
     return [steps[key] for key in by_key]
 
 

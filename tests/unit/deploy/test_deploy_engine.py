@@ -632,6 +632,18 @@ def test_what_holds_data_and_is_turned_off_waits_for_a_request(context: DeployCo
     assert not _there(context)
 
 
+def test_what_is_left_with_its_data_keeps_what_it_needs(context: DeployContext) -> None:
+    graph = [Thing("a", "A"), Precious("b", "B", needs=("a",))]
+    engine.create(graph, context, quiet)
+    graph = [replace(resource, wanted=False) for resource in graph]
+    assert {step.action for step in engine.plan(graph, context)} == {"keep"}
+    engine.create(graph, context, quiet)
+    assert set(_there(context)) == {"a", "b"}
+    context.irrevocable = True
+    engine.create(graph, context, quiet)
+    assert not _there(context)
+
+
 def test_what_is_replaced_is_created_and_so_deleted(context: DeployContext) -> None:
     _there(context)["a"] = {"size": 1, "color": "red"}
     engine.create([Thing("a", "A")], context, quiet)

@@ -120,7 +120,6 @@ def ingest_by_engine(
     target = kafka.end_offsets(endpoints, spec.name)
     patience = spec.tableflow.commit_interval_seconds + ENGINE_PATIENCE_SECONDS
     if not wait.wait_for(table, target, patience, missing):
-        require_unpaused(config, spec.name)  # it may have been meanwhile
         run_once(spec, endpoints, config)
     return table.refresh()
 

@@ -22,7 +22,6 @@ from topicberg.tableflow.service import engine, history, turns
 from topicberg.tableflow.service.wait import POLL_SECONDS, noted_offsets, wait_for
 from topicberg.topics import TopicSpec
 from topicberg.topics.deadletters import dead_letter_spec
-from topicberg.topics.requests import require_unpaused
 
 PATIENCE_SECONDS = 30.0  # How much longer than its commit interval the engine may be silent.
 
@@ -119,5 +118,4 @@ class CatchUp:
         while (table := self._table(target)) is None and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         if table is None or not wait_for(table, end, patience):
-            require_unpaused(self.config, spec.name)
             engine.run_once(spec, self.endpoints, self.config)
