@@ -380,12 +380,7 @@ _OF_DEPLOYMENT: tuple[_Row, ...] = (
         "no topic whose name has a period has a table in Snowflake",
         _dotted_names,
     ),
-    (
-        "snowflake.refresh",
-        "REFRESH by another role",
-        "there is no table of a linked database",
-        _refresh,
-    ),
+    ("snowflake.refresh", "REFRESH by another role", "no linked database has a table", _refresh),
     ("tableflow.catalog", "catalog integrations of Tableflow", _NO_DEPLOYMENT, _catalogs),
     (
         "tableflow.delete_files",
