@@ -360,13 +360,13 @@ def show_grants(account: Account, context: Context, statement: Statement) -> Row
         target = display(tuple(grant.properties["OBJECT"]))
         return f"{target}.<{kind(grant)}>" if is_future else target
 
-    granted = "grant" if is_future else "granted"
+    verb = "grant" if is_future else "granted"
     columns = {
         **CREATED,
         "privilege": value_of("PRIVILEGE"),
-        f"{granted}_on": kind,
+        f"{verb}_on": kind,
         "name": name,
-        f"{granted}_to": value_of("TO"),
+        f"{verb}_to": value_of("TO"),
         "grantee_name": value_of("GRANTEE"),
         "grant_option": False,
         **({} if is_future else by),
