@@ -417,7 +417,7 @@ def older(deployment: Deployment) -> None:
         sync(connection, context.seen, "OLDER", OLD_TABLE, folder)
     for one in reversed(engine.in_order(graph)):
         if one.key in NEW:
-            engine.remove(one, context, context.need(one.key), lambda *_: None)
+            engine.remove(one, context, context.need(one.key))
         elif isinstance(one, Policy):
             text = json.dumps(one.grants(context)).replace(context.aws.derived_bucket, "x")
             text = text.replace(":catalog", ":x")
