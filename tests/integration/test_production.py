@@ -258,7 +258,8 @@ def test_dagster_plus_location_is_what_agents_take() -> None:
     assert ecs.env_vars == context["k8s"]["env_vars"]
     assert k8s.run_k8s_config.pod_spec_config["service_account_name"] == "topicberg"
     page = (PROJECT_ROOT / "docs" / "dagster-plus.md").read_text()
-    assert f"dagster-cloud=={dagster_version()}" in page
+    install = "RUN /opt/topicberg/.venv/bin/python -m pip install --no-cache-dir dagster-cloud"
+    assert f"USER root\n{install}=={dagster_version()}\nUSER topicberg\n" in page
 
 
 def test_ecs_task_and_service_are_requests_of_aws() -> None:

@@ -107,7 +107,9 @@ def test_what_deploy_deleted_is_created_only_for_a_user(
             assert "deploy create" in (caught.value.hint or "")
         assert spec.name not in stack.kafka_admin().list_topics(timeout=60).topics
         assert kafka.ensure_topic(spec, stack, config, recreate=True).created
-        assert requests.read_request(config, spec.name) is None
+        request = requests.read_request(config, spec.name)
+        assert request is not None
+        assert not request.deleted
         assert not kafka.ensure_topic(spec, stack, config).created
     finally:
         requests.topic_created(config, spec.name)

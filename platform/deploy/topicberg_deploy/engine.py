@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from graphlib import TopologicalSorter
@@ -36,7 +35,6 @@ from topicberg_deploy.resource import (
     HiddenError,
     Live,
     MissingError,
-    ReleasingError,
     Resource,
     Step,
     WaitingError,
@@ -55,8 +53,6 @@ GONE_SECONDS = 30 * 60.0
 TRIES = 8
 CONFLICT_TRIES = 24
 """Attempts of a deletion: what used it disappears after minutes. About ten minutes in all."""
-RELEASE_SECONDS, RELEASE_PAUSE = 3600.0, 30.0
-"""How long to wait until a vendor has released a name, and between attempts."""
 UNCERTAIN_SECONDS = 60.0
 """How long to look for what an unanswered request may have created, if it may exist twice."""
 PAUSES = (5.0, 10.0, 20.0, 40.0, 60.0, 60.0)
@@ -65,6 +61,7 @@ seconds to spread."""
 
 
 NOT_OURS = "`deploy create` did not create it"
+NEEDED = "what holds data and is left needs it"
 DELETES_DATA = "its spec turns it off: `deploy create --irrevocable` deletes it with its data"
 
 
@@ -181,6 +178,10 @@ def plan(resources: Iterable[Resource], context: DeployContext) -> list[Step]:
         hints = (login_hint(error, context.deploy.profile) for error in failed.values())
         hint = next(filter(None, hints), None)
         raise _failure(by_key, failed, context, "cannot be planned", hint)
+    left = [step.resource for step in steps.values() if step.reason == DELETES_DATA]
+    for resource in with_needs(left, by_key.values()):
+        if steps[resource.key].action is Action.DELETE:
+            steps[resource.key] = Step(resource, Action.KEEP, reason=NEEDED)
     return [steps[key] for key in by_key]
 
 
@@ -220,7 +221,7 @@ def converge(resource: Resource, context: DeployContext, report: Report) -> Live
         if not resource.built_in:
             minutes = resource.usual_minutes
             report(resource, f"creating, about {minutes:g} min" if minutes else "creating")
-            made = _make_recorded(resource, context, report)
+            made = _make_recorded(resource, context)
             context.fresh.add(resource.key)
         seconds = 600.0 if resource.built_in else 120.0
         live = _appeared(resource, context, seconds)
@@ -267,18 +268,18 @@ class _Made(Enum):
     ADOPTED = "created by another administrator at that moment"
 
 
-def _make_recorded(resource: Resource, context: DeployContext, report: Report) -> _Made:
+def _make_recorded(resource: Resource, context: DeployContext) -> _Made:
     """Record it first: a process that is killed afterwards leaves nothing of unknown origin.
 
     What goes with something that is recorded needs no record of its own, nor does what no delete
     takes. What was refused was not created, and whoever creates it now is another administrator.
     """
     if _is_inside_ours(resource, context) or not resource.is_ours(context):
-        return _make(resource, context, report)
+        return _make(resource, context)
     before = context.record.get(resource.key)
     context.record.put(resource.key, BEGUN)
     try:
-        made = _make(resource, context, report, was_begun=before == BEGUN)
+        made = _make(resource, context, was_begun=before == BEGUN)
     except HiddenError as error:
         if not error.may_be_ours:
             _restore(resource, context, before)
@@ -304,9 +305,7 @@ def _restore(resource: Resource, context: DeployContext, before: str | None) -> 
         context.record.put(resource.key, before)
 
 
-def _make(
-    resource: Resource, context: DeployContext, report: Report, *, was_begun: bool = False
-) -> _Made:
+def _make(resource: Resource, context: DeployContext, *, was_begun: bool = False) -> _Made:
     """Create it; after an unclear response, find out first whether that worked.
 
     What exists after an error may lack its second part. A 403 or 404 passes when it is about a
@@ -316,18 +315,12 @@ def _make(
     :param was_begun: an earlier process may have created it
     :raises HiddenError: it exists, and cannot be seen
     """
-    attempt, is_begun, release = 0, False, _Release(resource, context, report)
+    attempt, is_begun = 0, False
     while True:
         attempt += 1
         try:
             resource.create(context)
             return _Made.WHOLE if resource.is_created_whole else _Made.PART
-        except ReleasingError as error:
-            is_begun = is_begun or _was_repeated(error.__cause__)
-            release.wait(error)
-            attempt -= 1
-            if look(resource, context) is not None:
-                return _Made.PART if is_begun or was_begun else _Made.ADOPTED
         except Exception as error:
             made = means(error, EXISTS)
             if attempt == TRIES or not (made or means(error, *PASSES)):
@@ -350,30 +343,6 @@ def _make(
                 raise hidden from error
 
 
-@dataclass
-class _Release:
-    """The wait for a name that a vendor still holds. It can be interrupted at any moment."""
-
-    resource: Resource
-    context: DeployContext
-    report: Report
-    seconds: float = 0.0
-
-    def wait(self, error: ReleasingError) -> None:
-        """Sleep until the next attempt, or raise ReleasingError: it takes too long."""
-        minutes = f"{RELEASE_SECONDS / 60:.0f} min"
-        if self.seconds >= RELEASE_SECONDS:
-            raise ReleasingError(
-                f"{error.message}, after {minutes}",
-                hint="run the command again later: it resumes where it stopped",
-            ) from error
-        self.report(
-            self.resource, f"after {self.seconds:.0f} s of up to {minutes}, {error.message}"
-        )
-        self.context.sleep(RELEASE_PAUSE)
-        self.seconds += RELEASE_PAUSE
-
-
 def _correct(
     resource: Resource, context: DeployContext, live: Live, changes: Changes, report: Report
 ) -> Live:
@@ -390,9 +359,9 @@ def _correct(
             hint="set the present value, or run `topicberg deploy delete` first",
         )
     report(resource, "replacing")
-    remove(resource, context, live, report)
+    remove(resource, context, live)
     context.record.drop(resource.key)
-    _make_recorded(resource, context, report)
+    _make_recorded(resource, context)
     report(resource, "replaced")
     live = _appeared(resource, context, 120)
     _record(resource, context, live)
@@ -587,7 +556,7 @@ def existing(resources: Iterable[Resource], context: DeployContext, report: Repo
     return [(by_key[key], seen[key]) for key in reversed(by_key) if key in seen]
 
 
-def remove(resource: Resource, context: DeployContext, live: Live, report: Report) -> None:
+def remove(resource: Resource, context: DeployContext, live: Live) -> None:
     """Delete it and wait until it no longer exists.
 
     :raises TopicbergError: it was refused, or takes too long
@@ -601,17 +570,10 @@ def remove(resource: Resource, context: DeployContext, live: Live, report: Repor
                 raise
             return False
 
-    attempt, release = 0, _Release(resource, context, report)
-    while True:
-        attempt += 1
+    for attempt in range(1, CONFLICT_TRIES + 1):
         try:
             resource.delete(context, live)
             break
-        except ReleasingError as error:
-            release.wait(error)
-            attempt -= 1
-            if is_gone():
-                return
         except Exception as error:
             # A conflict: something that used it still exists somewhere.
             conflict = isinstance(error, ConflictError)
@@ -660,7 +622,7 @@ def delete(
             report(resource, "deleting")
             try:
                 with report_progress(partial(report, resource), 0):
-                    remove(resource, context, live, report)
+                    remove(resource, context, live)
                 context.record.drop(resource.key)
                 report(resource, "deleted")
             except Exception as error:  # whatever it is, the others are still to be deleted
@@ -669,7 +631,7 @@ def delete(
     return left
 
 
-def _was_repeated(error: BaseException | None) -> bool:
+def _was_repeated(error: BaseException) -> bool:
     """Return whether AWS's SDK sent a request again: the first one may have been carried out."""
     response: object = getattr(error, "response", None)
     details = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}

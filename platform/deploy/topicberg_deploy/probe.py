@@ -16,9 +16,9 @@ import json
 import platform
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -46,14 +46,28 @@ from topicberg_deploy.confluent.keys import is_shown
 from topicberg_deploy.confluent.tableflow import listed
 from topicberg_deploy.context import READER, DeployContext
 from topicberg_deploy.record import MEASURED
-from topicberg_deploy.snowflake.principals import User
-from topicberg_deploy.snowflake.session import SqlObject, find, run
+from topicberg_deploy.snowflake.session import find, run
 
 OWNER = "ACCOUNTADMIN"
 ROLE_ARN = "arn:aws:iam::123456789012:role/probe"
+_VOLUME = (
+    "STORAGE_LOCATIONS = ((NAME = 'probe' STORAGE_PROVIDER = 'S3' "
+    f"STORAGE_BASE_URL = 's3://probe/' STORAGE_AWS_ROLE_ARN = '{ROLE_ARN}')) ALLOW_WRITES = FALSE"
+)
+_INTEGRATION = (
+    "CATALOG_SOURCE = ICEBERG_REST TABLE_FORMAT = ICEBERG CATALOG_NAMESPACE = 'probe' "
+    "REST_CONFIG = (CATALOG_URI = 'https://glue.{region}.amazonaws.com/iceberg' "
+    "CATALOG_API_TYPE = AWS_GLUE CATALOG_NAME = '123456789012') "
+    f"REST_AUTHENTICATION = (TYPE = SIGV4 SIGV4_IAM_ROLE = '{ROLE_ARN}' "
+    "SIGV4_SIGNING_REGION = '{region}') ENABLED = TRUE"
+)
+_PROPERTIES = (
+    *("CATALOG_SOURCE", "CATALOG_NAMESPACE", "ENABLED"),
+    *("REFRESH_INTERVAL_SECONDS", "REST_CONFIG", "REST_AUTHENTICATION"),
+)
 _PRINCIPALS = tuple((f"{of}_IAM_USER_ARN", f"{of}_EXTERNAL_ID") for of in ("GLUE_AWS", "API_AWS"))
 """The names of an integration's principal and external id."""
-NO_DEPLOYMENT = "there is no deployment of these settings"
+_NO_DEPLOYMENT = "there is no deployment of these settings"
 _READER = f"{READER}/tableflow"
 _JOB = f"""\
 from pyspark.sql import SparkSession
@@ -62,6 +76,9 @@ SparkSession.builder.getOrCreate().sql("USE {CATALOG}")
 """
 _ENDED = ("SUCCESS", "FAILED", "CANCELLED")
 _VENDOR_NAME = re.compile(r"[A-Za-z]+\d?(_[A-Za-z]+\d?|_\d{1,2}(?=_[A-Za-z]|$))*")
+_VERSION = re.compile(r"^\d{1,4}(?:\.\d{1,4})*\b")
+_ERRNOS = 10**6
+"""Snowflake's numbers of errors are smaller, and those of accounts of AWS are not."""
 _PACKAGES = ("topicberg", "topicberg-deploy", "boto3", "snowflake-connector-python")
 _PHASES = ("CONNECTED", "PENDING", "FAILED", "DISCONNECTED")
 _TOTALS = ("total-delete-files", "total-position-deletes", "total-equality-deletes")
@@ -75,27 +92,24 @@ _JOB_ERRORS = (
 Fact = bool | int | list[str]
 """What a report may have: texts are only names of the vendor, by :func:`vendor_names`."""
 Facts = dict[str, Fact]
-Look = Callable[[DeployContext, Facts], str]
-
-
-class NotTriedError(Exception):
-    """Why something is not tried; the text is one of this package, without names of the user's."""
+Look = Callable[[DeployContext, Facts], str | None]
+"""Adds the facts; returns how they differ from what is expected, None if nothing was tried."""
 
 
 @dataclass(frozen=True)
 class ProbeResult:
     """
     :param key: of the answer in the report
-    :param difference: from what is expected; empty: there is none
+    :param difference: from what is expected; empty: there is none; None: it was not tried
     :param facts: what the report has of it
-    :param not_tried: why it was not tried; empty: it was
+    :param otherwise: why it was not tried, if so, without names of the user's
     """
 
     key: str
     what: str
-    difference: str = ""
-    facts: Mapping[str, Fact] = field(default_factory=dict)
-    not_tried: str = ""
+    difference: str | None
+    facts: Mapping[str, Fact]
+    otherwise: str
 
 
 def vendor_names(values: Iterable[object]) -> list[str]:
@@ -103,121 +117,74 @@ def vendor_names(values: Iterable[object]) -> list[str]:
     return [str(value) for value in values if _VENDOR_NAME.fullmatch(str(value))]
 
 
-@dataclass(frozen=True)
-class _Volume(SqlObject):
-    kind = "external volume"
-    of = "EXTERNAL VOLUME"
-    owner = OWNER
+def probe(context: DeployContext, *, is_reported: bool = False) -> Iterator[ProbeResult]:
+    """Yield what was observed. What is created for it is dropped, also after an error.
 
-    def definition(self, context: DeployContext) -> str:
-        return (
-            "STORAGE_LOCATIONS = ((NAME = 'probe' STORAGE_PROVIDER = 'S3' "
-            f"STORAGE_BASE_URL = 's3://probe/' STORAGE_AWS_ROLE_ARN = '{ROLE_ARN}')) "
-            "ALLOW_WRITES = FALSE"
-        )
+    :param is_reported: also what only a report has of a deployment, which changes nothing
+    """
+    for key, what, otherwise, look in (*_OF_ACCOUNTS, *(_OF_DEPLOYMENT if is_reported else ())):
+        facts: Facts = {}
+        yield ProbeResult(key, what, _observe(context, facts, look), facts, otherwise)
 
 
-@dataclass(frozen=True)
-class _Integration(SqlObject):
-    kind = "catalog integration"
-    of = "CATALOG INTEGRATION"
-    owner = OWNER
-
-    def definition(self, context: DeployContext) -> str:
-        region = context.config.aws_region
-        return (
-            "CATALOG_SOURCE = ICEBERG_REST TABLE_FORMAT = ICEBERG CATALOG_NAMESPACE = 'probe' "
-            f"REST_CONFIG = (CATALOG_URI = 'https://glue.{region}.amazonaws.com/iceberg' "
-            "CATALOG_API_TYPE = AWS_GLUE CATALOG_NAME = '123456789012') "
-            f"REST_AUTHENTICATION = (TYPE = SIGV4 SIGV4_IAM_ROLE = '{ROLE_ARN}' "
-            f"SIGV4_SIGNING_REGION = '{region}') ENABLED = TRUE"
-        )
-
-
-def probe(context: DeployContext) -> Iterator[ProbeResult]:
-    """Yield what was observed. What is created for it is dropped, also after an error."""
-    name = f"{context.config.prefix}_PROBE".upper()
-    volume, integration = _Volume("probe/volume", name), _Integration("probe/integration", name)
-    user = User("probe/user", context.snowflake.admin()["user"])
-    with _created(volume, context):
-        look: Look = partial(_names, volume, ["ALLOW_WRITES"], (_LOCATION,))
-        yield observe(context, "snowflake.volume", volume.title, look)
-    with _created(integration, context):
-        look = partial(_names, integration, _PROPERTIES, _PRINCIPALS)
-        yield observe(context, "snowflake.integration", integration.title, look)
-    yield observe(context, "snowflake.user", user.title, partial(_names, user, _FINGERPRINTS, ()))
-    for key, title, look in (
-        ("snowflake.network_policy", "network policy of Snowflake's account", _network_policy),
-        ("aws.lake_formation", "AWS Lake Formation", _lake_formation),
-        ("confluent.keys", "API keys of Confluent", _shown),
-        ("confluent.reader", "what the reader's key sees", _seen_by_reader),
-        ("emr.job", "a job run of EMR Serverless", _job),
-    ):
-        yield observe(context, key, title, look)
-
-
-_LOCATION = ("STORAGE_LOCATION_1",)
-_PROPERTIES = (
-    "CATALOG_SOURCE",
-    "CATALOG_NAMESPACE",
-    "ENABLED",
-    "REFRESH_INTERVAL_SECONDS",
-    "REST_CONFIG",
-    "REST_AUTHENTICATION",
-)
-_FINGERPRINTS = ("RSA_PUBLIC_KEY_FP", "RSA_PUBLIC_KEY_2_FP")
-
-
-@contextmanager
-def _created(resource: SqlObject, context: DeployContext) -> Iterator[None]:
-    resource.create(context)
+def _observe(context: DeployContext, facts: Facts, look: Look) -> str | None:
     try:
-        yield
-    finally:
-        run(context, f'DROP {resource.of} IF EXISTS "{resource.name}"', resource.owner)
-
-
-def observe(context: DeployContext, key: str, title: str, look: Look) -> ProbeResult:
-    """:param look: adds the facts, and returns the difference"""
-    facts: Facts = {}
-    try:
-        return ProbeResult(key, title, look(context, facts), facts)
-    except NotTriedError as reason:
-        return ProbeResult(key, title, not_tried=str(reason))
+        return look(context, facts)
     except Exception as error:
         if not (isinstance(error, (TopicbergError, *MISREAD)) or is_of_vendor(error)):
             raise
-        number, code = getattr(error, "errno", None), code_of(error)
-        facts["errors"] = vendor_names([type(error).__name__, *([code] if code else [])])
-        facts |= {"errno": number} if isinstance(number, int) else {}
+        facts["errors"] = vendor_names([type(error).__name__, code_of(error)])
+        number = getattr(error, "errno", None)
+        if isinstance(number, int) and number < _ERRNOS:
+            facts["errno"] = number
         # A message of ours names what the answer has.
-        difference = error.message if isinstance(error, TopicbergError) else str(error)
-        return ProbeResult(key, title, difference, facts)
+        text = error.message if isinstance(error, TopicbergError) else str(error)
+        return text or type(error).__name__
 
 
-def _names(
-    resource: SqlObject,
+def _created(
+    of: str,
+    definition: str,
     names: Iterable[str],
-    one_of: tuple[tuple[str, ...], ...],
+    one_of: Collection[tuple[str, ...]],
     context: DeployContext,
     facts: Facts,
+) -> str:
+    name = quote(f"{context.config.prefix}_PROBE".upper())
+    run(context, f"CREATE {of} {name} {definition}".format(region=context.config.aws_region), OWNER)
+    try:
+        return _describe(context, facts, f"{of} {name}", OWNER, names, one_of)
+    finally:
+        run(context, f"DROP {of} IF EXISTS {name}", OWNER)
+
+
+def _user(context: DeployContext, facts: Facts) -> str:
+    user, names = context.snowflake.admin()["user"], ("RSA_PUBLIC_KEY_FP", "RSA_PUBLIC_KEY_2_FP")
+    return _describe(context, facts, f"USER {quote(user)}", "SECURITYADMIN", names)
+
+
+def _describe(
+    context: DeployContext,
+    facts: Facts,
+    described: str,
+    role: str,
+    names: Iterable[str],
+    one_of: Collection[tuple[str, ...]] = (),
 ) -> str:
     """Return which names DESC lacks; the facts are its columns, and its properties.
 
     :param names: all of them are expected
     :param one_of: of these, all names of one of them
     """
-    rows = find(context, f"DESC {resource.of} {quote(resource.name)}", resource.owner) or []
+    rows = find(context, f"DESC {described}", role) or []
     facts["columns"] = vendor_names(rows[0] if rows else ())
     facts["properties"] = properties = vendor_names(row["property"] for row in rows)
-    described = {name.upper() for name in properties}
-    if not rows:
-        return "DESC finds nothing"
-    missing = [name for name in names if name not in described]
-    if one_of and not any(described >= {*group} for group in one_of):
+    present = {name.upper() for name in properties}
+    missing = [name for name in names if name not in present]
+    if one_of and not any(present.issuperset(group) for group in one_of):
         missing.append(" or ".join(map(" and ".join, one_of)))
-    present = ", ".join(sorted(described))
-    return f"DESC lacks {', '.join(missing)}; it has {present}" if missing else ""
+    has = ", ".join(sorted(present)) or "nothing"
+    return f"DESC lacks {', '.join(missing)}; it has {has}" if missing else ""
 
 
 def _network_policy(context: DeployContext, facts: Facts) -> str:
@@ -234,22 +201,20 @@ def _lake_formation(context: DeployContext, facts: Facts) -> str:
     return why if is_governed else ""
 
 
-def _shown(context: DeployContext, facts: Facts) -> str:
+def _shown(context: DeployContext, facts: Facts) -> str | None:
     if not (secret := context.read_secret(context.names.confluent_secret(_READER))):
-        raise NotTriedError(NO_DEPLOYMENT)
-    key = secret["api.key"]
-    facts["are_shown"] = is_shown(context, key)
-    if facts["are_shown"]:
-        return ""
-    return (
-        f"Confluent does not show {key} to this login, so stored keys are tried instead, and "
-        "those that `topicberg deploy rotate` replaces may stay"
+        return None
+    facts["are_shown"] = are_shown = is_shown(context, secret["api.key"])
+    why = (
+        f"Confluent does not show {secret['api.key']} to this login, so stored keys are tried "
+        "instead, and those that `topicberg deploy rotate` replaces may stay"
     )
+    return "" if are_shown else why
 
 
-def _seen_by_reader(context: DeployContext, facts: Facts) -> str:
+def _seen_by_reader(context: DeployContext, facts: Facts) -> str | None:
     if not context.read_secret(context.names.confluent_secret(_READER)):
-        raise NotTriedError(NO_DEPLOYMENT)
+        return None
     difference = ""
     for name, path in (("topics", TOPICS), ("integrations", CATALOGS)):
         total, seen = (len(listed(context, path, key) or []) for key in ("tableflow", _READER))
@@ -262,11 +227,10 @@ def _seen_by_reader(context: DeployContext, facts: Facts) -> str:
     return difference
 
 
-def _job(context: DeployContext, facts: Facts) -> str:
+def _job(context: DeployContext, facts: Facts) -> str | None:
     if (emr := emr_settings()) is None:
-        raise NotTriedError(f"{NO_DEPLOYMENT}, or it has no application of EMR Serverless")
-    config = settings()
-    failure = run_job(context, emr, config, load_endpoints(config))
+        return None
+    failure = run_job(context, emr, settings(), load_endpoints(settings()))
     facts |= {"succeeded": not failure, "errors": [name for name in _JOB_ERRORS if name in failure]}
     return failure
 
@@ -299,32 +263,16 @@ def run_job(context: DeployContext, emr: EmrSettings, config: Settings, lake: La
     return "" if run["state"] == "SUCCESS" else end
 
 
-def observe_deployment(context: DeployContext) -> Iterator[ProbeResult]:
-    """Yield what only a report has of a deployment; it changes nothing."""
-    waited = "how long `create` waited"
-    for key, title, look in (
-        ("snowflake.dotted_name", "names with periods in CATALOG_TABLE_NAME", _dotted_names),
-        ("snowflake.refresh", "REFRESH by another role", _refresh),
-        ("tableflow.catalog", "catalog integrations of Tableflow", _catalogs),
-        ("tableflow.delete_files", "delete files of Tableflow's upsert tables", _delete_files),
-        ("emr.merge", "a merge of an upsert view on EMR", _merge),
-        ("propagation.role_trust", waited, partial(_waited, MEASURED[:1])),
-        ("propagation.integration", waited, partial(_waited, MEASURED[1:])),
-        ("propagation.grants", waited, partial(_waited, ())),
-    ):
-        yield observe(context, key, title, look)
-
-
 def report(context: DeployContext, results: Iterable[ProbeResult]) -> str:
     """Return the results as JSON."""
     numbers = {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()}
     numbers["emr"] = context.config.emr.release.rpartition("-")[2]
     rows = run(context, "SELECT CURRENT_VERSION() AS version", OWNER)
     numbers["snowflake"] = str(rows[0]["version"])
-    versions = {name: re.findall(r"^\d+(?:\.\d+)*", number) for name, number in numbers.items()}
+    versions = {name: _VERSION.findall(number) for name, number in numbers.items()}
     answers = {
-        result.key: {"not tried": result.not_tried}
-        if result.not_tried
+        result.key: {"not tried": result.otherwise}
+        if result.difference is None
         else {"as expected": not result.difference, **result.facts}
         for result in results
     }
@@ -336,22 +284,22 @@ def _tables(context: DeployContext, database: str) -> list[Any]:
     return find(context, statement, OWNER) or []
 
 
-def _dotted_names(context: DeployContext, facts: Facts) -> str:
+def _dotted_names(context: DeployContext, facts: Facts) -> str | None:
     names = SnowflakeNames.of(context.config)
     dotted = {spec.glue_name for spec in context.specs if "." in spec.glue_name}
     linked = {row["name"] for row in _tables(context, names.linked_database)}
     created = {row["catalog_table_name"] for row in _tables(context, names.database)}
     if not dotted or not linked | created:
-        raise NotTriedError("no topic whose name has a period has a table in Snowflake")
+        return None
     facts |= {"discovered": len(dotted & linked), "created": len(dotted & created)}
     return "" if dotted & (linked | created) else "Snowflake has no such table"
 
 
-def _refresh(context: DeployContext, facts: Facts) -> str:
+def _refresh(context: DeployContext, facts: Facts) -> str | None:
     tables = _tables(context, SnowflakeNames.of(context.config).linked_database)
     values = context.read_secret(context.names.snowflake_secret)
     if not tables or not values:
-        raise NotTriedError("there is no table of a linked database")
+        return None
     path = quote(*(tables[0][name] for name in ("database_name", "schema_name", "name")))
     key = base64.b64encode(rsa.private_key(values)).decode()
     user = context.config.snowflake_name("user")
@@ -360,16 +308,15 @@ def _refresh(context: DeployContext, facts: Facts) -> str:
     return ""
 
 
-def _catalogs(context: DeployContext, facts: Facts) -> str:
-    integrations = listed(context, CATALOGS, "tableflow")
-    if not integrations:
-        raise NotTriedError(NO_DEPLOYMENT)
+def _catalogs(context: DeployContext, facts: Facts) -> str | None:
+    if not (integrations := listed(context, CATALOGS, "tableflow")):
+        return None
     phases = Counter((one.get("status") or {}).get("phase") for one in integrations)
     facts |= {phase: phases[phase] for phase in _PHASES if phases[phase]}
     return "" if phases["CONNECTED"] else "no catalog integration is connected"
 
 
-def _delete_files(context: DeployContext, facts: Facts) -> str:
+def _delete_files(context: DeployContext, facts: Facts) -> str | None:
     place = context.read_secret(context.names.confluent_secret("tableflow")) or {}
     namespace = context.config.tableflow_namespace or place.get("kafka.cluster.id", "none")
     totals, s3 = Counter[str](), context.aws.client("s3")
@@ -381,26 +328,73 @@ def _delete_files(context: DeployContext, facts: Facts) -> str:
         address = urlsplit(location)
         text = s3.get_object(Bucket=address.netloc, Key=address.path.lstrip("/"))["Body"].read()
         metadata = json.loads(gzip.decompress(text) if text[:2] == b"\x1f\x8b" else text)
-        totals[f"format_version_{metadata['format-version']}"] += 1
+        totals[f"format_version_{int(metadata['format-version'])}"] += 1
         for snapshot in metadata.get("snapshots", ()):
             if snapshot["snapshot-id"] == metadata.get("current-snapshot-id"):
                 summary = snapshot.get("summary", {})
                 totals.update({name: int(summary.get(name, 0)) for name in _TOTALS})
-    if not totals:
-        raise NotTriedError("no upsert table of Tableflow exists")
     facts |= totals
-    return ""
+    return "" if totals else None
 
 
-def _merge(context: DeployContext, facts: Facts) -> str:
-    raise NotTriedError("a merge writes to a table: run the graph, and see its first run")
-
-
-def _waited(keys: tuple[str, ...], context: DeployContext, facts: Facts) -> str:
+def _waited(keys: Collection[str], context: DeployContext, facts: Facts) -> str | None:
     """:param keys: of resources; none: of all that were refused"""
-    waits = context.record.waits()
-    seconds = [waits[key] for key in waits if (key in keys if keys else key not in MEASURED)]
-    if not seconds:
-        raise NotTriedError("`create` has not waited for it")
-    facts["seconds"] = max(seconds)
-    return ""
+    waits = context.record.waits().items()
+    seconds = [wait for key, wait in waits if (key in keys if keys else key not in MEASURED)]
+    facts |= {"seconds": max(seconds)} if seconds else {}
+    return "" if seconds else None
+
+
+_Row = tuple[str, str, str, Look]
+_LOCATION = (("STORAGE_LOCATION_1",),)
+_OF_ACCOUNTS: tuple[_Row, ...] = (
+    (
+        "snowflake.volume",
+        "DESC EXTERNAL VOLUME",
+        "",
+        partial(_created, "EXTERNAL VOLUME", _VOLUME, ("ALLOW_WRITES",), _LOCATION),
+    ),
+    (
+        "snowflake.integration",
+        "DESC CATALOG INTEGRATION",
+        "",
+        partial(_created, "CATALOG INTEGRATION", _INTEGRATION, _PROPERTIES, _PRINCIPALS),
+    ),
+    ("snowflake.user", "DESC USER", "", _user),
+    ("snowflake.network_policy", "network policy of Snowflake's account", "", _network_policy),
+    ("aws.lake_formation", "AWS Lake Formation", "", _lake_formation),
+    ("confluent.keys", "API keys of Confluent", _NO_DEPLOYMENT, _shown),
+    ("confluent.reader", "what the reader's key sees", _NO_DEPLOYMENT, _seen_by_reader),
+    (
+        "emr.job",
+        "a job run of EMR Serverless",
+        f"{_NO_DEPLOYMENT}, or it has no application of EMR Serverless",
+        _job,
+    ),
+)
+_WAITS, _NO_WAIT = "how long `create` waited", "`create` has not waited for it"
+_OF_DEPLOYMENT: tuple[_Row, ...] = (
+    (
+        "snowflake.dotted_name",
+        "names with periods in CATALOG_TABLE_NAME",
+        "no topic whose name has a period has a table in Snowflake",
+        _dotted_names,
+    ),
+    ("snowflake.refresh", "REFRESH by another role", "no linked database has a table", _refresh),
+    ("tableflow.catalog", "catalog integrations of Tableflow", _NO_DEPLOYMENT, _catalogs),
+    (
+        "tableflow.delete_files",
+        "delete files of Tableflow's upsert tables",
+        "no upsert table of Tableflow exists",
+        _delete_files,
+    ),
+    (
+        "emr.merge",
+        "a merge of an upsert view on EMR",
+        "a merge writes to a table: run the graph, and see its first run",
+        lambda context, facts: None,
+    ),
+    ("propagation.role_trust", _WAITS, _NO_WAIT, partial(_waited, MEASURED[:1])),
+    ("propagation.integration", _WAITS, _NO_WAIT, partial(_waited, MEASURED[1:])),
+    ("propagation.grants", _WAITS, _NO_WAIT, partial(_waited, ())),
+)

@@ -49,10 +49,6 @@ class HiddenError(TopicbergError):
     may_be_ours = False
 
 
-class ReleasingError(TopicbergError):
-    """Its vendor has not released a name, after a deletion, for minutes up to an hour."""
-
-
 class CannotChangeError(TopicbergError):
     """A resource differs in a way that only recreating it would correct, which would lose data."""
 

@@ -171,22 +171,13 @@ def check_secrets(config: Settings, deploy: DeploySettings) -> None:
 
 
 def check_specs(config: Settings, specs: Sequence[TopicSpec]) -> None:
-    """:raises TopicbergError: the settings have Unity Catalog, and no topic a table that it takes,
-        or two topics the same one: it has underscores instead of periods, and no upper case
+    """:raises TopicbergError: the settings have Unity Catalog, and no topic a table that it takes
 
     https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-integration/overview.html
     """
-    if config.unity.workspace_url is None:
-        return
-    tables: dict[str, str] = {}
-    for name in (spec.name for spec in specs if spec.has_delta_table):
-        other = tables.setdefault(name.replace(".", "_").lower(), name)
-        if other != name:
-            raise TopicbergError(
-                f"topics {other} and {name} would be one table in Unity Catalog",
-                hint="rename one of them, or take DELTA out of its tableflow.table_formats",
-            )
-    if any(spec.tableflow.enabled for spec in specs) and not tables:
+    enabled = any(spec.tableflow.enabled for spec in specs)
+    has_delta = any(spec.has_delta_table for spec in specs)
+    if config.unity.workspace_url is not None and enabled and not has_delta:
         raise TopicbergError(
             "TOPICBERG_UNITY__WORKSPACE_URL: Tableflow publishes only Delta tables to Unity "
             "Catalog, and no topic has DELTA in tableflow.table_formats",

@@ -102,10 +102,7 @@ def enable(
     given = {name: value for name, value in changes.items() if value is not None}
     discovered = _find(topic, config) if control.needs_look(config, topic) else None
     spec = control.enable(
-        *(config, topic, given, write_mode),
-        discovered=discovered,
-        command=True,
-        as_in_spec=as_in_spec,
+        config, topic, given, write_mode, discovered=discovered, command=True, as_in_spec=as_in_spec
     )
     if discovered is not None:
         echo(f"{topic} has no spec: {described(spec)}")
@@ -131,12 +128,11 @@ def _find(topic: str, config: Settings) -> FoundTopic | None:
     """
     from topicberg.iceberg.tables import find_table
     from topicberg.kafka.discovery import find_topic
-    from topicberg.topics.requests import requested_topics
+    from topicberg.topics.requests import has_found
 
     endpoints = load_endpoints(config)
-    if topic in requested_topics(config) and find_table(
-        endpoints.catalog(config), (config.topics_namespace, topic)
-    ):
+    table = config.topics_namespace, topic
+    if has_found(config, topic) and find_table(endpoints.catalog(config), table):
         return None
     if (discovered := find_topic(topic, endpoints)) is None:
         raise SpecError(
@@ -200,7 +196,9 @@ def resume(topic: Topic) -> None:
 
     config = settings()
     if (paused := requests.end_pause(config, topic)) is not None:
-        echo(f"{topic}: the engine continues where the table ends; it was {paused}")
+        is_enabled = topic in control.enabled_topics(config)
+        continues = "the engine continues where the table ends" if is_enabled else "it is disabled"
+        echo(f"{topic}: {continues}; it was {paused}")
         return
     accepted: list[str] = []
     with suppress(TopicbergError, OSError):  # then the engine cannot go on, and reports why

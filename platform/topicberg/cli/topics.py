@@ -442,7 +442,7 @@ def configure(name: Name, yes: Yes = False) -> None:
     from topicberg.kafka import topics as kafka
 
     spec, endpoints, _ = _topic(name)
-    changes = kafka.deletions(spec, endpoints)
+    changes = kafka.losing_configs(spec.topic_config, kafka.topic_config(endpoints, spec.name))
     if not (configs := ", ".join(f"{name}: {value}" for name, value in changes.items())):
         echo(f"{name}: no configuration of the spec deletes records that Kafka keeps now")
         return

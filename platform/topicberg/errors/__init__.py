@@ -10,6 +10,7 @@ the process knows, or a control character, not even in quoted text.
 
 from __future__ import annotations
 
+import copyreg
 import traceback
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -45,14 +46,7 @@ class TopicbergError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Errors come from processes that decode, and from tasks of Spark.
-        return _restored, (type(self), self.message, self.hint), self.__dict__
-
-
-def _restored(kind: type[TopicbergError], message: str, hint: str | None) -> TopicbergError:
-    """Return an error of a subclass whose own attributes are set next, by pickle."""
-    error = kind.__new__(kind, message)
-    TopicbergError.__init__(error, message, hint=hint)
-    return error
+        return copyreg.__newobj__, (type(self), self.message), self.__dict__  # type: ignore[attr-defined]
 
 
 def _shortened(text: str) -> str:

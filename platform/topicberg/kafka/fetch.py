@@ -96,7 +96,7 @@ class Fetcher(ABC):
 
     def _topic_error(self) -> KafkaError | None:
         config, topic = self._source
-        with closing(Consumer(dict(config))) as client, suppress(KafkaException):  # no answer
+        with suppress(KafkaException), closing(Consumer(dict(config))) as client:  # no answer
             error: KafkaError | None = (
                 client.list_topics(topic, _SILENT_SECONDS).topics[topic].error
             )

@@ -54,7 +54,10 @@ FAILING_SECONDS = 4.0
 """After which a request is given up whose client cannot resolve the broker or log in: librdkafka
 tries that again for ever."""
 _CONFIGS_AT_ONCE = 100
-_DELETING = {CLEANUP_POLICY, "retention.ms", "retention.bytes", "delete.retention.ms"}
+_DELETING = (
+    *(CLEANUP_POLICY, "retention.ms", "retention.bytes", "delete.retention.ms"),
+    "min.compaction.lag.ms",
+)
 """Configurations by which Kafka deletes records and tombstones."""
 _NUMBER = re.compile(r"-?\d+")
 _DEPLOYED = ", or `topicberg deploy create --irrevocable` if that created the topic,"
@@ -98,12 +101,8 @@ class TopicDriftError(TopicbergError):
     """A topic or subject differs from its spec in a way that topicberg must not change."""
 
 
-class PartitionDriftError(TopicDriftError):
-    """A topic has another number of partitions than its spec."""
-
-    def __init__(self, message: str, *, hint: str, can_grow: bool = False) -> None:
-        super().__init__(message, hint=hint)
-        self.can_grow = can_grow
+class WaitingDriftError(TopicDriftError):
+    """A difference that waits until a user asks for the change, as it cannot be undone."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def ensure_topic(
 
     An external topic is left as it is. What cannot be undone waits until a user asks for it: more
     partitions (:func:`grow_topic`), and configurations by which Kafka deletes records
-    (:func:`deletions`). Safe to call at any time, also concurrently.
+    (:func:`losing_configs`). Safe to call at any time, also concurrently.
 
     :param recreate: create it also if `topicberg deploy delete` deleted it: a user asks for it
     :raises TopicDeletedError: it was deleted, and `recreate` is not set
@@ -157,12 +156,14 @@ def ensure_topic(
                 hint="fix the spec, or change the topic and recreate its table: the write mode "
                 "cannot change while the table exists",
             )
-        for drift in (_growable(spec, partitions, policy), config_drift(spec, configuration)):
-            if drift is not None:
-                logger.warning("%s; %s", drift.message, drift.hint)
-        losing, wanted = losing_configs(spec.topic_config, configuration), spec.topic_config
-        changed = {k: v for k, v in wanted.items() if configuration.get(k) != v and k not in losing}
-        set_configs(spec, endpoints, changed)
+        drifts = partition_drift(spec, partitions, policy), config_drift(spec, configuration)
+        for drift in filter(None, drifts):
+            if not isinstance(drift, WaitingDriftError):
+                raise drift
+            logger.warning("%s; %s", drift.message, drift.hint)
+        changed = spec.topic_config.items() - configuration.items()
+        losing = losing_configs(spec.topic_config, configuration)
+        set_configs(spec, endpoints, dict(sorted(changed - losing.items())))
     ids = {
         id(schema): register_schema(endpoints, subject, schema, path)
         for subject, schema, path in spec.schema_files(config)
@@ -500,7 +501,7 @@ def await_topic(endpoints: Endpoints, topic: str) -> int:
 
 def partition_drift(
     spec: TopicSpec, partitions: int, cleanup_policy: str | None = None
-) -> PartitionDriftError | None:
+) -> TopicDriftError | None:
     """Return how the number of a topic's partitions differs from its spec; None: it does not."""
     if partitions == spec.partitions:
         return None
@@ -519,8 +520,8 @@ def partition_drift(
             f"run `topicberg topics grow {spec.name}`{_DEPLOYED} to add them, which cannot be "
             f"undone and moves keys to other partitions, or set `partitions: {partitions}`"
         )
-        return PartitionDriftError(message, hint=hint, can_grow=True)
-    return PartitionDriftError(message, hint=hint)
+        return WaitingDriftError(message, hint=hint)
+    return TopicDriftError(message, hint=hint)
 
 
 def losing_configs(
@@ -531,7 +532,7 @@ def losing_configs(
     def loses(name: str, value: str) -> bool:
         before = configuration.get(name) or ""
         if name == CLEANUP_POLICY:
-            return not {*value.split(",")} <= {*before.split(",")}
+            return not {*value.replace(" ", "").split(",")} <= {*before.split(",")}
         # -1 is unlimited. What is no number is refused by Kafka.
         now, then = (int(v) % 2**64 if _NUMBER.fullmatch(v) else 0 for v in (before, value))
         return then < now
@@ -541,16 +542,17 @@ def losing_configs(
 
 def config_drift(
     spec: TopicSpec, configuration: Mapping[str, str | None]
-) -> TopicDriftError | None:
+) -> WaitingDriftError | None:
     """Return which configurations of the spec wait for `topics configure`; None: none does."""
     if not (losing := losing_configs(spec.topic_config, configuration)):
         return None
     wants = ", ".join(f"{name}: {value}" for name, value in losing.items())
-    has = ", ".join(f"{name}: {configuration.get(name)}" for name in losing)
-    return TopicDriftError(
-        f"topic {spec.name} has {has}, its spec has {wants}, by which Kafka deletes records",
+    has = [f"{name}: {configuration.get(name)}" for name in losing]
+    return WaitingDriftError(
+        f"topic {spec.name} has {', '.join(has)}, its spec has {wants}, by which Kafka deletes "
+        "records",
         hint=f"run `topicberg topics configure {spec.name}`{_DEPLOYED} to delete them, which "
-        f"cannot be undone, or set `topic_config: {{{has}}}`",
+        f"cannot be undone, or set `{'` and `'.join(has)}` in its `topic_config`",
     )
 
 
@@ -566,15 +568,10 @@ def growth(spec: TopicSpec, endpoints: Endpoints) -> int:
         )
     policy = topic_config(endpoints, spec.name).get(CLEANUP_POLICY)
     partitions = partition_count(endpoints, spec.name)
-    _growable(spec, partitions, policy)
-    return spec.partitions - partitions
-
-
-def _growable(spec: TopicSpec, partitions: int, policy: str | None) -> PartitionDriftError | None:
-    """Return a topic's :func:`partition_drift`, or raise it if the topic must not grow by it."""
-    if (drift := partition_drift(spec, partitions, policy)) is not None and not drift.can_grow:
+    drift = partition_drift(spec, partitions, policy)
+    if drift is not None and not isinstance(drift, WaitingDriftError):
         raise drift
-    return drift
+    return spec.partitions - partitions
 
 
 def grow_topic(spec: TopicSpec, endpoints: Endpoints) -> None:
@@ -585,12 +582,6 @@ def grow_topic(spec: TopicSpec, endpoints: Endpoints) -> None:
         future = client.create_partitions(grow, request_timeout=TIMEOUT_SECONDS)[spec.name]
         result_of(future, endpoints, f"add partitions to {spec.name}")
         logger.info("topic %s has %d partitions now", spec.name, spec.partitions)
-
-
-def deletions(spec: TopicSpec, endpoints: Endpoints) -> dict[str, str]:
-    """Return the configurations of the spec by which Kafka deletes records of the topic; the spec
-    of an external topic has none."""
-    return losing_configs(spec.topic_config, topic_config(endpoints, spec.name))
 
 
 def set_configs(spec: TopicSpec, endpoints: Endpoints, changes: Mapping[str, str]) -> None:
@@ -618,9 +609,8 @@ def is_compacted(cleanup_policy: str | None) -> bool:
 def tombstone_ms(endpoints: Endpoints, topic: str) -> int | None:
     """Return how long Kafka keeps a tombstone, or None if it does not compact the topic."""
     config = topic_config(endpoints, topic)
-    if not is_compacted(config.get("cleanup.policy")):
-        return None
-    return int(config.get("delete.retention.ms") or 0)
+    kept_ms = int(config.get("delete.retention.ms") or 0)
+    return kept_ms if is_compacted(config.get(CLEANUP_POLICY)) else None
 
 
 def describe(endpoints: Endpoints, topic: str) -> admin.TopicDescription:

@@ -279,15 +279,17 @@ def _document_by_pattern(
 
 
 def _clashes(specs: list[tuple[TopicSpec, str]], by_pattern: Collection[str]) -> list[Problem]:
-    """Return the problems of topics whose own names, or whose tables' names, are equal: names that
-    differ in Snowflake differ everywhere."""
+    """Return the problems of topics whose own names, or whose tables' names, are equal anywhere:
+    Snowflake and Unity Catalog have underscores instead of periods, and Glue has lower case."""
     problems: list[Problem] = []
     first: dict[str, tuple[TopicSpec, str]] = {}
     for spec, file in specs:
-        other, other_file = first.setdefault(spec.snowflake_name, (spec, file))
+        names = (spec.asset_name.upper(), spec.snowflake_name)
+        earlier = [first.setdefault(name, (spec, file)) for name in names]
+        other, other_file = min(earlier, key=lambda found: found[0] is spec)
         reason = f"{spec.name} is also the topic of {other_file}"
         if other.name != spec.name:
-            reason = f"{spec.name} and {other.name} of {other_file} would be one table in Snowflake"
+            reason = f"{spec.name} and {other.name} of {other_file} would be one table"
         if other is not spec and file in by_pattern:
             reason = f"topic {reason}: exclude one of them"
             problems.append(Problem(file, "", reason, frozenset({spec.name})))

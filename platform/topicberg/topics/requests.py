@@ -31,8 +31,10 @@ class Pause(BaseModel):
     @property
     def error(self) -> TopicbergError:
         """The error of what would read the topic."""
-        resume = f"run `topicberg tableflow resume {self.topic}` to continue where the table ends"
-        return TopicbergError(f"topic {self.topic} is {self}", hint=resume)
+        return TopicbergError(
+            f"topic {self.topic} is {self}",
+            hint=f"run `topicberg tableflow resume {self.topic}` to continue where the table ends",
+        )
 
 
 class StoredRequest(BaseModel):
@@ -60,52 +62,53 @@ class StoredRequest(BaseModel):
 
 def topic_deleted(config: Settings, topic: str) -> None:
     """Stop materializing a deleted topic: the engine would create it from its spec again."""
-    _keep_commands(config, topic, enabled=False, deleted=True)
+    request = StoredRequest(topic=topic, enabled=False, deleted=True)
+    with suppress(TopicbergError):  # a damaged request is replaced
+        before = read_request(config, topic) or request
+        request.command, request.paused = before.command, before.paused
+    write_request(config, request)
 
 
 def topic_created(config: Settings, topic: str) -> None:
     """Let the topic spec decide again whether a topic that was deleted is enabled; keep what
     commands set."""
     request = read_request(config, topic)
-    if request and request.deleted and (request.command or request.paused):
-        _keep_commands(config, topic, enabled=None)
-    elif request and request.deleted:
-        _file(config, topic).unlink(missing_ok=True)
+    if request is not None and request.deleted:
+        change_request(config, topic, enabled=None, deleted=False)
 
 
-def _keep_commands(config: Settings, topic: str, **changes: Any) -> None:
-    before = _readable(config, topic)
-    kept = before.model_dump(include={"command", "paused"}) if before else {}
-    write_request(config, StoredRequest(topic=topic, **kept, **changes))
+def change_request(config: Settings, topic: str, **changes: Any) -> None:
+    """Change fields of the last request; without one, the spec decides about everything else."""
+    request = read_request(config, topic) or StoredRequest(topic=topic, enabled=None)
+    write_request(config, request.model_copy(update=changes))
 
 
 def pause(config: Settings, topic: str, by: str) -> Pause:
     """Let nothing read the topic into its table until :func:`end_pause`; return since when."""
-    request = read_request(config, topic) or StoredRequest(topic=topic, enabled=None)
-    if request.paused is None:
-        request.paused = Pause(topic=topic, at=datetime.now(UTC), by=by)
-        write_request(config, request)
-    return request.paused
+    if (paused := paused_by(config, topic)) is None:
+        paused = Pause(topic=topic, at=datetime.now(UTC), by=by)
+        change_request(config, topic, paused=paused)
+    return paused
 
 
 def end_pause(config: Settings, topic: str) -> Pause | None:
     """Let a paused topic be read again; return the pause, or None if it was not paused."""
-    if (request := read_request(config, topic)) is None or request.paused is None:
-        return None
-    write_request(config, request.model_copy(update={"paused": None}))
-    return request.paused
+    if (paused := paused_by(config, topic)) is not None:
+        change_request(config, topic, paused=None)
+    return paused
 
 
 def require_unpaused(config: Settings, topic: str) -> None:
-    """:raises TopicbergError: a user paused the topic"""
-    if (paused := paused_by(config, topic)) is not None:
-        raise paused.error
+    """:raises TopicbergError: a user paused the topic, or nobody knows: the request is damaged"""
+    request = read_request(config, topic)
+    if request is not None and request.paused is not None:
+        raise request.paused.error
 
 
 def read_request(config: Settings, topic: str) -> StoredRequest | None:
     """Return the last request, or None if there is none; raise TopicbergError if the file is
     damaged, or cannot be read."""
-    path = _file(config, topic)
+    path = topic_file(requests_folder(config), topic)
     try:
         return StoredRequest.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -125,30 +128,31 @@ def read_requests(config: Settings) -> tuple[dict[str, StoredRequest], dict[str,
     """Return every request by its topic, and the errors of those that cannot be read."""
     by_topic: dict[str, StoredRequest] = {}
     wrong: dict[str, str] = {}
-    for topic in requested_topics(config):
+    for path in sorted(requests_folder(config).glob("[!.]*.json")):
         try:
-            if (request := read_request(config, topic)) is not None:
+            if (request := read_request(config, path.stem)) is not None:
                 by_topic[request.topic] = request
         except TopicbergError as error:
-            wrong[topic] = str(error)
+            wrong[path.stem] = str(error)
     return by_topic, wrong
 
 
-def paused_by(config: Settings, topic: str) -> Pause | None:
-    """Return since when a topic is paused; None: it is not, or the request is damaged."""
-    request = _readable(config, topic)
-    return request.paused if request else None
+def paused_by(config: Settings, topic: str, unreadable: Pause | None = None) -> Pause | None:
+    """Return since when a topic is paused, or None.
+
+    :param unreadable: what is returned if the request is damaged: what was known before
+    """
+    try:
+        request = read_request(config, topic)
+    except TopicbergError:
+        return unreadable
+    return request.paused if request is not None else None
 
 
-def _readable(config: Settings, topic: str) -> StoredRequest | None:
-    with suppress(TopicbergError):
-        return read_request(config, topic)
-    return None
-
-
-def requested_topics(config: Settings) -> list[str]:
-    """Return the topics that have a request."""
-    return [path.stem for path in sorted(requests_folder(config).glob("[!.]*.json"))]
+def has_found(config: Settings, topic: str) -> bool:
+    """Return whether a topic's request has what Kafka and the registry had of it."""
+    request = read_requests(config)[0].get(topic)
+    return request is not None and request.found is not None
 
 
 def requests_folder(config: Settings) -> Path:
@@ -156,9 +160,5 @@ def requests_folder(config: Settings) -> Path:
     return config.state_dir / "tableflow" / "requests"
 
 
-def _file(config: Settings, topic: str) -> Path:
-    return topic_file(requests_folder(config), topic)
-
-
 def write_request(config: Settings, request: StoredRequest) -> None:
-    replace_file(_file(config, request.topic), request.model_dump_json())
+    replace_file(topic_file(requests_folder(config), request.topic), request.model_dump_json())

@@ -22,7 +22,8 @@ from topicberg.orchestration.checks.evaluations import last_evaluations
 from topicberg.orchestration.jobs.observation import ReadBefore, observe
 from topicberg.orchestration.jobs.retention import retention_job
 
-REFUSED = "get_freshness_state_records get_asset_check_execution_history get_concurrency_run_ids"
+REFUSED = """watch end_watch get_freshness_state_records update_asset_cached_status_data
+get_concurrency_run_ids get_asset_check_execution_history get_asset_check_partition_info"""
 """In ``dagster_cloud/storage/event_logs/storage.py`` of dagster-cloud 1.13.27."""
 ORDERS = dg.AssetKey("orders")
 ROWS = dg.AssetCheckKey(ORDERS, "rows")

@@ -243,6 +243,9 @@ def test_only_catalog_integration_of_a_cluster_is_reused_if_it_is_equal(
     context.config.tableflow_namespace = "finance"
     with pytest.raises(TopicbergError, match=r"of the platform team \(tci-1\) .* namespace"):
         engine.examine(own, context)
+    # What nobody wants published, and what `delete` looks at, may be anywhere.
+    assert engine.examine(replace(own, wanted=False), context).action == Action.KEEP
+    assert [seen.id for _, seen in engine.existing([own], context, quiet)] == ["tci-1"]
 
 
 def test_provider_integration_of_the_same_role_is_reused(server: Stackless) -> None:
@@ -299,7 +302,7 @@ def test_catalog_integration_with_a_login_is_created_changed_and_deleted(
     catalogs["tci-1"]["status"] = {"phase": "FAILED"}
     live = engine.converge(integration, context, quiet)
     assert catalogs["tci-1"]["spec"]["config"] == expected
-    engine.remove(integration, context, live, quiet)
+    engine.remove(integration, context, live)
     context.record.drop(key)
     assert context.record.get(f"login of {key}") is None
 

@@ -42,7 +42,7 @@ from topicberg_deploy.aws.permissions import Deployed, Purpose, policy
 from topicberg_deploy.context import DeployContext
 from topicberg_deploy.graph.definitions import asset_key, deployed_assets
 from topicberg_deploy.preflight import check
-from topicberg_deploy.probe import observe_deployment, probe, report
+from topicberg_deploy.probe import probe, report
 from topicberg_deploy.resource import Step
 from topicberg_deploy.rotate import rotate
 from topicberg_local.emulators.confluent.server import Fault
@@ -417,7 +417,7 @@ def older(deployment: Deployment) -> None:
         sync(connection, context.seen, "OLDER", OLD_TABLE, folder)
     for one in reversed(engine.in_order(graph)):
         if one.key in NEW:
-            engine.remove(one, context, context.need(one.key), lambda *_: None)
+            engine.remove(one, context, context.need(one.key))
         elif isinstance(one, Policy):
             text = json.dumps(one.grants(context)).replace(context.aws.derived_bucket, "x")
             text = text.replace(":catalog", ":x")
@@ -524,7 +524,7 @@ def test_report_of_a_probe_has_no_text_of_the_accounts(linked: Deployment) -> No
     table = (vendors.confluent.account.config.cluster_id, upsert)
     vendors.table(table, f"s3://{context.aws.bucket}/{upsert}")
     with vendors.describing(sigv4_properties="arn:aws:iam::123456789012:user/deployer "):
-        text = report(context, [*probe(context), *observe_deployment(context)])
+        text = report(context, probe(context, is_reported=True))
     vendors.glue.drop_table(table)
     private = _private(vendors, context)
     assert len(private) > 30

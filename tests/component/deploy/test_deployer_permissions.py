@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -186,10 +185,10 @@ def test_image_that_emr_serverless_may_not_pull_is_a_warning(
     ecr.create_repository(**name)
     check_image(context)
     (message,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
-    command = shlex.split(message.partition("its policy: ")[2])
-    printed = json.loads(command[-1])
-    assert command[3:5] == ["--repository-name", "team/spark"]
-    emr, pull = {"Service": "emr-serverless.amazonaws.com"}, printed["Statement"][0]["Action"]
+    printed = json.loads(
+        message.partition("team/spark add this statement to those of its policy: ")[2]
+    )
+    emr, pull = {"Service": "emr-serverless.amazonaws.com"}, printed["Action"]
     for principal, actions, is_proved in (
         ({"Service": "ecs-tasks.amazonaws.com"}, pull, False),
         (emr, pull[:2], False),

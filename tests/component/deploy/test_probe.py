@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import boto3
 import emr_service
 import pytest
+from botocore.exceptions import ClientError
+from snowflake.connector.errors import ProgrammingError
 from vendors import Vendors, in_this_process
 
+from topicberg.clients.answers import AnswerError
 from topicberg.endpoints import LakeEndpoints
 from topicberg.settings.models import EmrSettings
-from topicberg_deploy.probe import probe, run_job, vendor_names
+from topicberg_deploy.context import DeployContext
+from topicberg_deploy.probe import ROLE_ARN, Facts, _observe, probe, run_job, vendor_names
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +67,40 @@ def test_names_of_accounts_are_no_names_of_vendors() -> None:
     names = ["property", "STORAGE_LOCATION_1", "SIGV4_IAM_ROLE", "RSA_PUBLIC_KEY_2_FP"]
     others = ["A123456789012", "lkc-1", "ORG.ACCOUNT", "a@example.org", "A_1_2", "1" * 99, ""]
     assert vendor_names([*names, *others, "A" + "1" * 99]) == names
+
+
+@pytest.mark.parametrize(
+    ("error", "errors"),
+    [
+        (ClientError({"Error": {"Code": "Denied123456789012"}}, "GetRole"), ["ClientError"]),
+        (ClientError({"Error": {"Code": "a.example.org"}}, "GetRole"), ["ClientError"]),
+        (ProgrammingError("a.example.org", errno=123456789012), ["ProgrammingError"]),
+        (AnswerError("a.example.org answers"), ["AnswerError"]),
+        (KeyError("123456789012"), ["KeyError"]),
+        (ValueError(), ["ValueError"]),
+    ],
+)
+def test_errors_leave_their_texts_out_of_a_report(error: Exception, errors: list[str]) -> None:
+    def look(context: DeployContext, facts: Facts) -> str:
+        raise error
+
+    context: Any = None
+    facts: Facts = {}
+    assert _observe(context, facts, look)
+    assert facts == {"errors": errors}
+
+
+def test_object_that_cannot_be_created_is_an_answer_among_others(vendors: Vendors) -> None:
+    location = (
+        f"STORAGE_PROVIDER = 'S3' STORAGE_BASE_URL = 's3://b/' STORAGE_AWS_ROLE_ARN = '{ROLE_ARN}'"
+    )
+    vendors.sql(f"CREATE EXTERNAL VOLUME DEMO_PROBE STORAGE_LOCATIONS = ((NAME = 'a' {location}))")
+    try:
+        found = differences(vendors)
+    finally:
+        vendors.sql("DROP EXTERNAL VOLUME DEMO_PROBE")
+    assert found.keys() == {"DESC EXTERNAL VOLUME"}
+    assert "already exists" in found["DESC EXTERNAL VOLUME"]
 
 
 READER = "/confluent_cloud_resource/demo/reader/tableflow"

@@ -121,6 +121,29 @@ def test_bucket_whose_settings_are_refused_at_first_is_recorded_as_created(
     assert [resource for resource, _ in engine.existing([BUCKET], context, print)] == [BUCKET]
 
 
+def test_deleted_bucket_whose_name_s3_is_releasing_is_waited_for(
+    context: DeployContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    s3, refusals = context.aws.client("s3"), [409, 409]
+
+    def hold(**_: Any) -> Any:
+        if refusals:
+            error = {"Code": "OperationAborted", "Message": "conflict"}
+            answer = AWSResponse("https://s3", refusals.pop(), cast(Any, {}), cast(Any, None))
+            return answer, {"Error": error, "ResponseMetadata": {"HTTPStatusCode": 409}}
+        return None
+
+    make(context, BUCKET)
+    for request in ("DeleteBucket", "CreateBucket"):
+        s3.meta.events.register(f"before-call.s3.{request}", hold)
+    assert engine.delete(engine.existing([BUCKET], context, print), context, print) == {}
+    refusals += [409]
+    make(context, BUCKET)
+    said = f"S3 is still releasing the name {context.aws.bucket}, for up to an hour"
+    assert [one.getMessage() for one in caplog.records].count(said) == 3
+    assert context.record.get(BUCKET.key) == context.aws.bucket
+
+
 def test_bucket_of_another_account_is_reported_as_such(context: DeployContext) -> None:
     s3 = context.aws.client("s3")
 

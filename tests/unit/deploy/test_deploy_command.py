@@ -205,3 +205,10 @@ def test_impossible_specs_are_what_the_cloud_deployment_refuses(
     assert "possible" not in shown
     deploy_output.list_impossible(project.config.model_copy(update={"tableflow": "topicberg"}))
     assert not capsys.readouterr().out
+
+
+def test_report_that_cannot_be_written_is_refused_before_anything_is_tried(tmp_path: Path) -> None:
+    file = tmp_path / "missing" / "probe.json"
+    refused = CliRunner().invoke(app, ["deploy", "probe", "--report", str(file)])
+    assert refused.exit_code == 2
+    assert "No such file or directory" in refused.output

@@ -28,14 +28,7 @@ from topicberg_deploy.context import CLUSTER, REGISTRY, DeployContext
 from topicberg_deploy.lock import LockLostError
 from topicberg_deploy.platform import resources
 from topicberg_deploy.record import PAGE_CHARACTERS, CreationRecord
-from topicberg_deploy.resource import (
-    CannotChangeError,
-    Changes,
-    Fields,
-    Live,
-    ReleasingError,
-    Resource,
-)
+from topicberg_deploy.resource import CannotChangeError, Changes, Fields, Live, Resource
 from topicberg_deploy.snowflake.principals import Grant
 from topicberg_deploy.snowflake.tables import IcebergTable, LinkedTable
 
@@ -202,22 +195,6 @@ class Refused(Thing):
     def create(self, context: DeployContext) -> None:
         _stumble(context, self.key)
         super().create(context)
-
-
-def test_name_that_its_vendor_is_releasing_is_waited_for(context: DeployContext) -> None:
-    held, said = [ReleasingError("S3 is still releasing the name A")], list[str]()
-    cast(Any, context).trouble = {"a": held * 100}
-    engine.create([Refused("a", "A")], context, lambda _, progress: said.append(progress))
-    assert "after 60 s of up to 60 min, S3 is still releasing the name A" in said
-    assert said.count("created") == 1
-    cast(Any, context).trouble = {"a": held * 200}
-    found = engine.existing([Refused("a", "A")], context, quiet)
-    assert "after 60 min" in engine.delete(found, context, quiet)["thing A"]
-    assert engine.delete(found, context, quiet) == {}
-    cast(Any, context).trouble = {"a": held * 200}
-    with pytest.raises(engine.DeployError, match="still releasing the name A, after 60 min"):
-        engine.create([Refused("a", "A")], context, quiet)
-    assert context.record.get("a") is None  # whoever creates it now is another administrator
 
 
 def test_refusal_after_a_new_dependency_is_tried_again_in_any_words(context: DeployContext) -> None:
@@ -627,6 +604,18 @@ def test_what_holds_data_and_is_turned_off_waits_for_a_request(context: DeployCo
     assert (step.action, "--irrevocable" in step.reason) == ("keep", True)
     engine.create(graph, context, quiet)
     assert set(_there(context)) == {"a"}
+    context.irrevocable = True
+    engine.create(graph, context, quiet)
+    assert not _there(context)
+
+
+def test_what_is_left_with_its_data_keeps_what_it_needs(context: DeployContext) -> None:
+    graph = [Thing("a", "A"), Precious("b", "B", needs=("a",))]
+    engine.create(graph, context, quiet)
+    graph = [replace(resource, wanted=False) for resource in graph]
+    assert {step.action for step in engine.plan(graph, context)} == {"keep"}
+    engine.create(graph, context, quiet)
+    assert set(_there(context)) == {"a", "b"}
     context.irrevocable = True
     engine.create(graph, context, quiet)
     assert not _there(context)

@@ -75,3 +75,10 @@ def test_silent_topic_that_may_not_be_read_any_more_fails_at_once(
     assert (clock.now - began, silent.asked) == (seconds, 1)
     is_refused = code == KafkaError.TOPIC_AUTHORIZATION_FAILED
     assert (f"{failed.value.__cause__}".find("TOPIC_AUTHORIZATION_FAILED") >= 0) == is_refused
+
+
+def test_silent_topic_of_a_client_that_cannot_start_has_its_time() -> None:
+    """As without a token of its login: the batch's own client may still get the records."""
+    silent = Silent.__new__(Silent)
+    fetch.Fetcher.__init__(silent, {"group.id": "g", "no.such.property": 1}, "orders")
+    assert fetch.Fetcher._topic_error(silent) is None

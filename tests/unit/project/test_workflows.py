@@ -18,6 +18,8 @@ import yaml
 from repository import PROJECT_ROOT
 
 from topicberg.cli import app
+from topicberg.settings import Settings
+from topicberg_deploy.graph.definitions import rotation_schedule
 
 WORKFLOWS = sorted((PROJECT_ROOT / ".github" / "workflows").glob("*.yml"))
 
@@ -85,6 +87,13 @@ def test_plan_runs_the_code_of_the_default_branch_with_specs_as_data() -> None:
     assert [line.split()[:2] for line in lines] == [["gh", "api"], [".venv/bin/python", "-I"]]
     assert lines[1].split()[2] == ".github/request_specs.py"
     assert "pull_request" not in str({**job, "steps": [], "if": ""})
+
+
+def test_workflow_and_schedule_rotate_keys_at_other_minutes() -> None:
+    """The later one would find the deployment locked, night after night."""
+    workflow = parsed(PROJECT_ROOT / ".github" / "workflows" / "platform.yml")
+    (entry,) = workflow[True]["schedule"]  # YAML's `on` is true
+    assert entry["cron"] != rotation_schedule(Settings()).cron_schedule
 
 
 def test_no_two_jobs_share_an_identity() -> None:

@@ -198,6 +198,12 @@ def test_paused_topic_is_read_by_no_engine_until_it_is_resumed(
         assert (status.end_offsets, engine.held, len(topic.rows())) == (HELD, HELD, 3)
         assert clock.now < engine.due_at(60) <= clock.now + 30
     assert shown(topic).engine == "other"
+    request = requests.requests_folder(topic.config) / f"{name}.json"
+    stored = request.read_bytes()
+    request.write_bytes(stored[:9])
+    later.turn()
+    assert (shown(topic).shown_phase, len(topic.rows())) == ("PAUSED", 3), "it cannot be read"
+    request.write_bytes(stored)
     requests.end_pause(topic.config, name)
     later.turn()
     assert (phase(later), later.report.status.paused, len(topic.rows())) == ("RUNNING", None, 4)

@@ -213,6 +213,24 @@ def test_dead_letter_topic_is_paused_without_its_topic(config: Settings) -> None
     assert control.find_topic(config, "broken").value_schema.file == "topicberg:error_log.avsc"
     control.resume(config, "broken")
     assert set(control.enabled_topics(config)) == {"orders", "broken"}
+    assert not control.needs_look(config, "broken"), "Kafka does not say what it is"
+
+
+def test_pause_whose_request_cannot_be_read_lasts(config: Settings) -> None:
+    """What reads the topic in the foreground does not know either that it may."""
+    paused = requests.pause(config, "orders", "ada@desk")
+    write_status(config, TopicStatus(topic="orders", paused=paused))
+    (requests.requests_folder(config) / "orders.json").write_text('{"topic": "ord')
+    assert read_status(config, "orders").paused == paused
+    with pytest.raises(TopicbergError, match="is damaged"):
+        requests.require_unpaused(config, "orders")
+    assert "is damaged" in str(run("resume", "orders").exception)
+
+
+def test_resume_of_a_disabled_topic_does_not_say_that_it_continues(config: Settings) -> None:
+    requests.pause(config, "orders", "ada@desk")
+    control.disable(config, "orders")
+    assert "orders: it is disabled; it was paused" in run("resume", "orders").output
 
 
 def test_a_topic_without_a_spec(config: Settings) -> None:

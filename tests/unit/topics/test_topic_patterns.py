@@ -215,7 +215,11 @@ def test_topics_that_would_be_one_table_concern_only_themselves(config: Settings
     found(config, "orders.a.b", "orders.a_b", "orders.c")
     specs, (problem,) = check_topics(config)
     assert [spec.name for spec in specs] == ["orders.a.b", "orders.c"]
-    assert "would be one table in Snowflake" in str(problem)
+    assert "would be one table" in str(problem)
+    write(config, "Orders.A-B", "name: Orders.A-B\npublishes: orders_by_day\nkey: {format: none}\n")
+    assert any("orders.a.b and Orders.A-B of" in str(one) for one in check_topics(config)[1]), (
+        "its table has another name in Snowflake, and the same one in Unity Catalog"
+    )
 
 
 def test_changes_of_a_database_become_current_rows(config: Settings) -> None:

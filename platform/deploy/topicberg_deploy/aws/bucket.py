@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from botocore.exceptions import ClientError
@@ -16,8 +17,11 @@ from topicberg.settings import Settings
 from topicberg_deploy.aws.iam import Document, document, listed, tags, tags_of
 from topicberg_deploy.confluent.tableflow import writes_to
 from topicberg_deploy.costs import PRICES, QUOTAS, Cost
-from topicberg_deploy.resource import Changes, DeployContext, Fields, Live, ReleasingError, Resource
+from topicberg_deploy.resource import Changes, DeployContext, Fields, Live, Resource
 
+logger = logging.getLogger(__name__)
+RELEASE_SECONDS = 3600.0
+"""How long S3 may need to release the name of a bucket that was deleted."""
 UPLOAD_DAYS = 7
 """Incomplete uploads are dropped after so many days. Objects never: they are Tableflow's."""
 VERSION_DAYS = 30
@@ -160,8 +164,8 @@ class Bucket(Resource):
         config, where = context.config, {}
         if config.aws_region != "us-east-1" and config.deployment == "cloud":
             where["CreateBucketConfiguration"] = {"LocationConstraint": config.aws_region}
-        with _released(self.bucket(context)):
-            context.aws.client("s3").create_bucket(Bucket=self.bucket(context), **where)
+        create = partial(context.aws.client("s3").create_bucket, **where)
+        _send_when_released(context, self.bucket(context), create)
 
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         s3, bucket = context.aws.client("s3"), self.bucket(context)
@@ -199,9 +203,8 @@ class Bucket(Resource):
     def delete(self, context: DeployContext, live: Live) -> None:
         """With every object, version and upload in it."""
         s3, bucket = context.aws.client("s3"), self.bucket(context)
-        with _released(bucket):
-            _empty(s3, bucket)
-            s3.delete_bucket(Bucket=bucket)
+        _empty(s3, bucket)
+        _send_when_released(context, bucket, s3.delete_bucket)
 
 
 class DerivedBucket(Bucket):
@@ -228,19 +231,27 @@ class ComputeBucket(Bucket):
         return context.aws.compute_bucket
 
 
-@contextmanager
-def _released(bucket: str) -> Iterator[None]:
-    """:raises ReleasingError: S3 has not finished an earlier request about the bucket
+def _send_when_released(context: DeployContext, bucket: str, send: Callable[..., object]) -> None:
+    """Repeat a request about a bucket while S3 has not finished an earlier one about its name.
 
     https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html and
     https://github.com/aws/aws-cli/issues/2593
     """
-    try:
-        yield
-    except ClientError as error:
-        if code_of(error) != "OperationAborted":
-            raise
-        raise ReleasingError(f"S3 is still releasing the name {bucket}") from error
+
+    def is_done() -> bool:
+        try:
+            send(Bucket=bucket)
+        except ClientError as error:
+            # If the SDK repeated the request, the bucket may be of the first one: see `engine`.
+            is_repeated = error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0) > 0
+            if code_of(error) != "OperationAborted" or is_repeated:
+                raise
+            logger.warning("%s, for up to an hour", released)
+            return False
+        return True
+
+    released = f"S3 is still releasing the name {bucket}"
+    context.poll(is_done, released, RELEASE_SECONDS)
 
 
 def _read(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import shlex
 from fnmatch import fnmatchcase
 
 from botocore.exceptions import ClientError
@@ -17,7 +16,7 @@ from topicberg.errors.aws import code_of
 from topicberg.errors.meaning import means
 from topicberg.errors.table import DENIED
 from topicberg.settings import Settings
-from topicberg_deploy.aws.iam import Document, document, listed
+from topicberg_deploy.aws.iam import Document, listed
 from topicberg_deploy.context import DeployContext
 
 logger = logging.getLogger(__name__)
@@ -44,8 +43,7 @@ def check_image(context: DeployContext) -> None:
         return
     registry, name, ecr = repository["registry"], repository["name"], context.aws.client("ecr")
     try:
-        answer = ecr.get_repository_policy(registryId=registry, repositoryName=name)
-        statements = listed(json.loads(answer["policyText"])["Statement"])
+        policy = ecr.get_repository_policy(registryId=registry, repositoryName=name)["policyText"]
     except ecr.exceptions.RepositoryNotFoundException:
         raise TopicbergError(
             f"TOPICBERG_EMR__IMAGE: account {registry} has no repository {name} in "
@@ -55,28 +53,29 @@ def check_image(context: DeployContext) -> None:
     except ClientError as error:
         if not means(error, DENIED) and code_of(error) != "RepositoryPolicyNotFoundException":
             raise
-        statements = []
-    services = {service for of in statements if _lets_pull(of) for service in _services(of)}
-    if not services & {"*", _SERVICE}:
-        statement = {"Effect": "Allow", "Principal": {"Service": _SERVICE}, "Action": _PULL}
-        text = shlex.quote(json.dumps(document(statement)))
+        policy = '{"Statement": []}'
+    if not any(map(_lets_pull, listed(json.loads(policy)["Statement"]))):
         logger.warning(
             "it is not proved that EMR Serverless may pull %s. If job runs fail with it, let the "
-            "owner of the repository add this statement to its policy: aws ecr "
-            "set-repository-policy --repository-name %s --policy-text %s",
+            "owner of repository %s add this statement to those of its policy: %s",
             context.config.emr.image,
             name,
-            text,
+            json.dumps({"Effect": "Allow", "Principal": {"Service": _SERVICE}, "Action": _PULL}),
         )
 
 
 def _lets_pull(statement: Document) -> bool:
-    actions = listed(statement.get("Action", []))
-    return statement["Effect"] == "Allow" and all(
-        any(fnmatchcase(needed.lower(), action.lower()) for action in actions) for needed in _PULL
-    )
-
-
-def _services(statement: Document) -> list[str]:
+    """Return whether a statement lets the service, or everyone, do all that a pull takes."""
     principal = statement.get("Principal", {})
-    return listed(principal.get("Service", []) if isinstance(principal, dict) else principal)
+    services = principal.get("Service", []) if isinstance(principal, dict) else principal
+    return (
+        statement["Effect"] == "Allow"
+        and not {"*", _SERVICE}.isdisjoint(listed(services))
+        and all(
+            any(
+                fnmatchcase(needed.lower(), action.lower())
+                for action in listed(statement.get("Action", []))
+            )
+            for needed in _PULL
+        )
+    )

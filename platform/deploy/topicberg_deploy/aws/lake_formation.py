@@ -18,8 +18,9 @@ from __future__ import annotations
 import json
 import logging
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from botocore.exceptions import ClientError
 
@@ -47,10 +48,12 @@ class LakeGrant:
 
     def command(self) -> str:
         """Return the command line that makes the grant."""
-        principal = f"DataLakePrincipalIdentifier={self.principal}"
-        words = ["aws", "lakeformation", "grant-permissions", "--principal", principal]
-        resource = json.dumps(self.resource)
-        return shlex.join([*words, "--permissions", *self.permissions, "--resource", resource])
+        return "aws lakeformation grant-permissions " + shlex.join(
+            [
+                *("--principal", f"DataLakePrincipalIdentifier={self.principal}"),
+                *("--permissions", *self.permissions, "--resource", json.dumps(self.resource)),
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -72,16 +75,17 @@ def read_data_lake(context: DeployContext) -> DataLake:
     client = context.aws.client("lakeformation")
     try:
         settings = client.get_data_lake_settings()["DataLakeSettings"]
-        locations = client.list_resources().get("ResourceInfoList", [])
+        locations = [*_every(client.list_resources, "ResourceInfoList")]
     except ClientError as error:
         if not means(error, DENIED):
             raise
         logger.info("the settings of AWS Lake Formation cannot be read: %s", error)
         return DataLake(is_governed=False)
-    admins = settings.get("DataLakeAdmins", [])
     return DataLake(
         is_governed=not all(_leaves_to_iam(settings.get(name, [])) for name in _DEFAULTS),
-        admins=frozenset(admin["DataLakePrincipalIdentifier"] for admin in admins),
+        admins=frozenset(
+            admin["DataLakePrincipalIdentifier"] for admin in settings.get("DataLakeAdmins", [])
+        ),
         locations=frozenset(location["ResourceArn"] for location in locations),
     )
 
@@ -101,10 +105,15 @@ def is_proved(context: DeployContext, grant: LakeGrant) -> bool:
     Asked about one principal and one resource, it answers what applies in effect, by groups and
     LF-tags too, in the resource's terms. Permissions on some columns only do not suffice.
     """
-    permissions: set[str] = set()
+    ask, permissions = context.aws.client("lakeformation").list_permissions, set[str]()
     try:
         for principal in (grant.principal, EVERYONE_BY_IAM):
-            for shown in _shown(context, principal, grant.resource):
+            for shown in _every(
+                ask,
+                "PrincipalResourcePermissions",
+                Principal={"DataLakePrincipalIdentifier": principal},
+                Resource=grant.resource,
+            ):
                 of = shown["Resource"].get("TableWithColumns", {})
                 all_but = of.get("ColumnWildcard", {}).get("ExcludedColumnNames")
                 if not (of.get("ColumnNames") or all_but or "DataCellsFilter" in shown["Resource"]):
@@ -115,21 +124,22 @@ def is_proved(context: DeployContext, grant: LakeGrant) -> bool:
     return "ALL" in permissions or permissions.issuperset(grant.permissions)
 
 
-def _shown(context: DeployContext, principal: str, resource: Document) -> Iterator[Document]:
-    client = context.aws.client("lakeformation")
-    request = {"Principal": {"DataLakePrincipalIdentifier": principal}, "Resource": resource}
-    token: dict[str, str] | None = {}
-    while token is not None:
-        answer = client.list_permissions(**request, **token)
-        yield from answer.get("PrincipalResourcePermissions", [])
-        token = {"NextToken": answer["NextToken"]} if answer.get("NextToken") else None
+def _every(ask: Callable[..., Document], field: str, **about: Any) -> Iterator[Document]:
+    """Yield what all pages of an answer list: boto3 has no paginators of Lake Formation."""
+    answer = ask(**about)
+    yield from answer.get(field, [])
+    if answer.get("NextToken"):
+        yield from _every(ask, field, **{**about, "NextToken": answer["NextToken"]})
 
 
 def check_deployer(context: DeployContext) -> None:
     """Warn if it is not proved that who deploys may create a database, with the grant."""
-    lake, deployer = read_data_lake(context), caller(context)
+    lake = read_data_lake(context)
+    if not lake.is_governed:
+        return
+    deployer = caller(context)
     grant = LakeGrant(deployer, ("CREATE_DATABASE",), {"Catalog": {}})
-    if lake.is_governed and deployer not in lake.admins and not is_proved(context, grant):
+    if deployer not in lake.admins and not is_proved(context, grant):
         logger.warning(
             "AWS Lake Formation governs the catalog, and does not show whether %s may create a "
             "database. If it may not, `create` stops at the first one; a data lake administrator "

@@ -289,7 +289,7 @@ def _denied(context: DeployContext, principal: str) -> Iterator[tuple[str, str]]
         actions = [action for action in statement["Action"] if not action.startswith(unused)]
         by_service = groupby(sorted(actions), lambda action: action.startswith(_GLOBAL))
         for is_global, some in by_service:
-            for result in every(
+            results = every(
                 context.aws.client("iam"),
                 "simulate_principal_policy",
                 "EvaluationResults",
@@ -297,9 +297,8 @@ def _denied(context: DeployContext, principal: str) -> Iterator[tuple[str, str]]
                 ActionNames=[*some],
                 ResourceArns=[_example(resource) for resource in listed(statement["Resource"])],
                 ContextEntries=_entries(context, statement, is_global=is_global),
-            ):
-                if denial := _denial(result):
-                    yield denial
+            )
+            yield from filter(None, map(_denial, results))
 
 
 def _denial(result: Document) -> tuple[str, str] | None:

@@ -7,7 +7,6 @@ import inspect
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -378,9 +377,11 @@ def rotate(
 def probe(
     flags: dict[str, Any],
     report: Annotated[
-        Path | None,
+        typer.FileTextWrite | None,
         typer.Option(
-            "--report", help="also write the answers to this file, without names of your accounts"
+            "--report",
+            lazy=False,  # a file that cannot be written is refused before anything is tried
+            help="also write the answers to this file, without names of your accounts",
         ),
     ] = None,
 ) -> None:
@@ -393,14 +394,15 @@ def probe(
     context, _ = _open(flags)
     use_deployment(context)
     results = []
-    for result in chain(probe.probe(context), probe.observe_deployment(context) if report else ()):
+    for result in probe.probe(context, is_reported=report is not None):
         results.append(result)
-        state = "not tried" if result.not_tried else "as expected"
-        line = ("differs" if result.difference else state, result.what)
-        echo(": ".join(filter(None, (*line, result.difference, result.not_tried))))
+        difference = result.otherwise if result.difference is None else result.difference
+        state = "differs" if result.difference else "as expected"
+        state = "not tried" if result.difference is None else state
+        echo(f"{state}: {result.what}{difference and f': {difference}'}")
     if report is not None:
-        report.write_text(probe.report(context, results))
-        echo(f"wrote {report}", err=True)
+        report.write(probe.report(context, results))
+        echo(f"wrote {report.name}", err=True)
     exit_if(any(result.difference for result in results))
 
 

@@ -13,7 +13,7 @@ https://docs.confluent.io/cloud/current/topics/tableflow/how-to-guides/catalog-i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from topicberg.clients.confluent import Api, FailedError
@@ -139,10 +139,8 @@ class ProviderIntegration(NamedObject):
     def read(self, context: DeployContext) -> dict[str, Any] | None:
         """Return the one of the role, whatever its name: an environment has one of each role."""
         role = context.aws.role_arn(self.role)
-        candidates = context.confluent.cloud.pages(self.path, **self.params(context))
-        of_role = (
-            listed for listed in candidates if listed["config"].get("customer_iam_role_arn") == role
-        )
+        listed = context.confluent.cloud.pages(self.path, **self.params(context))
+        of_role = (one for one in listed if one["config"].get("customer_iam_role_arn") == role)
         return next(of_role, None) or super().read(context)
 
     def as_live(self, context: DeployContext, listed: dict[str, Any]) -> Live:
@@ -197,28 +195,14 @@ class CatalogIntegration(NamedObject):
     def api(self, context: DeployContext) -> Api:
         return context.confluent.tableflow
 
-    def find(self, context: DeployContext) -> Live | None:
-        """Find it by its name, else the only one of its kind that the cluster can have, which is
-        used as it is.
-
-        :raises TopicbergError: that one publishes to somewhere else
-        """
-        if (own := super().find(context)) is not None:
+    def read(self, context: DeployContext) -> dict[str, Any] | None:
+        """Return the one of its name, else the only one of its kind that the cluster can have."""
+        own = super().read(context)
+        if own is not None or not self.wanted:
             return own
-        for other in self.api(context).pages(self.path, **self.params(context)):
-            if (other["spec"].get("config") or {}).get("kind") != self.catalog.kind:
-                continue
-            live, desired = self.as_live(context, other), self.desired(context)
-            place = {"namespace": desired["namespace"], **self._address(context)}
-            if changes := compare(live.fields, place):
-                raise TopicbergError(
-                    f"cluster {context.cluster} has the catalog integration "
-                    f"{other['spec']['display_name']} ({live.id}) with {self.catalog.title}, and "
-                    f"Confluent allows one; it has another {', '.join(changes)}",
-                    hint="choose another cluster, delete it if nothing reads its tables, or set "
-                    "TOPICBERG_TABLEFLOW_NAMESPACE to its namespace if only that differs",
-                )
-            return replace(live, fields=desired)
+        for listed in self.api(context).pages(self.path, **self.params(context)):
+            if (listed["spec"].get("config") or {}).get("kind") == self.catalog.kind:
+                return listed
         return None
 
     def as_live(self, context: DeployContext, listed: dict[str, Any]) -> Live:
@@ -234,15 +218,34 @@ class CatalogIntegration(NamedObject):
             else:
                 login = context.record.login_state(self.key, self.catalog.login(context))
                 fields["login"] = "one that fails" if is_failed else login
-        facts = {"phase": status.get("phase"), "error": status.get("error_message")}
+        facts = {
+            "name": spec["display_name"],
+            "phase": status.get("phase"),
+            "error": status.get("error_message"),
+        }
         return Live(listed["id"], fields, facts)
 
     def desired(self, context: DeployContext) -> Fields:
+        """Return what it should be; another one is used as it is.
+
+        :raises TopicbergError: that one publishes to somewhere else
+        """
+        live, place = context.live.get(self.key), self._address(context)
+        place["namespace"] = context.namespace
+        if live is not None and live.facts["name"] != self.name:
+            if changes := compare(live.fields, place):
+                raise TopicbergError(
+                    f"cluster {context.cluster} has the catalog integration {live.facts['name']} "
+                    f"({live.id}) with {self.catalog.title}, and Confluent allows one; it has "
+                    f"another {', '.join(changes)}",
+                    hint="choose another cluster, delete it if nothing reads its tables, or set "
+                    "TOPICBERG_TABLEFLOW_NAMESPACE to its namespace if only that differs",
+                )
+            return live.fields
         return {
             "kind": self.catalog.kind,
             "suspended": False,
-            **self._address(context),
-            "namespace": context.namespace,
+            **place,
             **({"failed": False} if self.catalog.login is None else {"login": CURRENT}),
         }
 

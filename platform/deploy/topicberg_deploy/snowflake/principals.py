@@ -307,23 +307,14 @@ class FutureGrant(Grant):
     def find(self, context: DeployContext) -> Live | None:
         rows = find(context, f"SHOW FUTURE GRANTS TO ROLE {quote(self.role)}", GRANTOR) or []
         granted = {
-            (
-                row["privilege"],
-                row["name"].replace('"', "").partition(".")[0],
-                _last(row["grant_on"]),
-            )
+            (row["privilege"], row["name"].replace('"', "").partition(".")[0])
             for row in rows
+            if row["grant_on"].replace("_", " ") in (self.on, self.on.rpartition(" ")[2])
         }
-        wanted = (self.privilege, self.target[0], _last(self.on))
-        return Live(self._right(context)) if wanted in granted else None
+        return Live(self._right(context)) if (self.privilege, *self.target) in granted else None
 
     def _right(self, context: DeployContext) -> str:
         return f"{self.privilege} ON FUTURE {self.on}S IN DATABASE {quote(*self.target)}"
-
-
-def _last(kind: str) -> str:
-    """Return the last word of a kind of object, which is shown as `ICEBERG_TABLE` or `TABLE`."""
-    return kind.replace("_", " ").rpartition(" ")[2]
 
 
 def is_public_key(value: str | None) -> bool:

@@ -22,7 +22,6 @@ from topicberg.tableflow.service import engine, history, turns
 from topicberg.tableflow.service.wait import POLL_SECONDS, noted_offsets, wait_for
 from topicberg.topics import TopicSpec
 from topicberg.topics.deadletters import dead_letter_spec
-from topicberg.topics.requests import require_unpaused
 
 PATIENCE_SECONDS = 30.0  # How much longer than its commit interval the engine may be silent.
 
@@ -120,7 +119,11 @@ class CatchUp:
         # The running engine may be about to create the table.
         while (table := self._table(target)) is None and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
+<<<<<<< HEAD
         of_topic = partial(noted_offsets, topic_id=log.topic_id)
         if table is None or not wait_for(table, log.end, patience, offsets_of=of_topic):
             require_unpaused(self.config, spec.name)
+=======
+        if table is None or not wait_for(table, end, patience):
+>>>>>>> land
             engine.run_once(spec, self.endpoints, self.config)

@@ -22,9 +22,10 @@ from topicberg.topics.discovery import FoundTopic, found_document
 from topicberg.topics.kept import Files, spec_files
 from topicberg.topics.requests import (
     StoredRequest,
+    change_request,
+    has_found,
     read_request,
     read_requests,
-    requested_topics,
     requests_folder,
     write_request,
 )
@@ -74,15 +75,12 @@ def enable(
 
 def table_dropped(config: Settings, topic: str) -> None:
     """Let a disabled topic begin again with what Kafka and the registry have then."""
-    if (request := read_request(config, topic)) is not None:
-        changes = {"found": None, "write_mode": None, "dropped_at": time.time()}
-        write_request(config, request.model_copy(update=changes))
+    change_request(config, topic, found=None, write_mode=None, dropped_at=time.time())
 
 
 def disable(config: Settings, topic: str) -> None:
     """Stop materializing the topic; its table stays as it is."""
-    before = read_request(config, topic) or StoredRequest(topic=topic, enabled=False)
-    write_request(config, before.model_copy(update={"enabled": False, "deleted": False}))
+    change_request(config, topic, enabled=False, deleted=False)
 
 
 def resume(config: Settings, topic: str) -> None:
@@ -90,22 +88,20 @@ def resume(config: Settings, topic: str) -> None:
 
     :raises SpecError: Tableflow is not enabled for the topic
     """
-    before = require_enabled(config, topic) or StoredRequest(topic=topic, enabled=None)
-    write_request(config, before.model_copy(update={"resumed_at": time.time()}))
+    require_enabled(config, topic)
+    change_request(config, topic, resumed_at=time.time())
 
 
-def require_enabled(config: Settings, topic: str) -> StoredRequest | None:
-    """Return the last request of a topic that is enabled.
-
-    :raises SpecError: Tableflow is not enabled for the topic, or its spec is invalid
-    """
-    request, _ = read_request(config, topic), _specs(config, topic)
+def require_enabled(config: Settings, topic: str) -> None:
+    """:raises TopicbergError: Tableflow is not enabled for the topic, or its spec is invalid, or
+    its request damaged"""
+    read_request(config, topic)
+    _specs(config, topic)
     if topic not in enabled_topics(config):
         raise SpecError(
             f"Tableflow is not enabled for topic {topic}",
             hint=f"run `topicberg tableflow enable {topic}`",
         )
-    return request
 
 
 def commit_soon(config: Settings, topic: str) -> None:
@@ -218,7 +214,7 @@ def known_topics(config: Settings) -> set[str]:
 
 def needs_look(config: Settings, topic: str) -> bool:
     """Return whether what a topic is follows from Kafka and the registry: it has no spec."""
-    is_without = topic in requested_topics(config) or topic not in enabled_topics(config)
+    is_without = has_found(config, topic) or topic not in enabled_topics(config)
     return is_without and topic not in _described(config)
 
 

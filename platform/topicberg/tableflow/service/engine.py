@@ -59,6 +59,7 @@ from topicberg.tableflow.values import skips
 from topicberg.tableflow.values.memory import ExhaustedError
 from topicberg.tableflow.values.offsets import Batch
 from topicberg.topics import TopicSpec
+from topicberg.topics.requests import require_unpaused
 from topicberg.wording import count
 
 logger = logging.getLogger(__name__)
@@ -297,6 +298,7 @@ class Ingestor:
         """Commit a batch to each of its tables; return what the first commit did."""
         left, commits = list(zip(plan.tables, written, strict=True)), list[Commit]()
         try:
+            self._check_abandoned()
             if self.tables[0].log_check.has_changed(log, plan.batch.ranges):
                 raise LogMovedError("a partition has another leader; planning the batch again")
             for into, part in left:
@@ -417,12 +419,16 @@ def spark_sessions(endpoints: Endpoints, config: Settings) -> Sessions:
 
 
 def run_once(spec: TopicSpec, endpoints: Endpoints, config: Settings) -> Commit:
-    """Commit all that the topic holds now; return the last commit, with the rows of all."""
+    """Commit all that the topic holds now; return the last commit, with the rows of all.
+
+    :raises TopicbergError: the topic is paused, or it cannot be read
+    """
     target = kafka.end_offsets(endpoints, spec.name)
     ingestor = Ingestor(spec, endpoints, config)
     records = rows = 0
     try:
         while True:
+            require_unpaused(config, spec.name)
             last = ingestor.step()
             records, rows = records + last.records, rows + last.rows
             if all(last.end_offsets.get(p, 0) >= offset for p, offset in target.items()):

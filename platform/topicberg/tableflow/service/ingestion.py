@@ -147,11 +147,12 @@ class Ingestion:
     def turn(self) -> None:
         """Commit the next batch, if there is one; a failure suspends the topic or is retried."""
         self.schedule.is_woken = False
-        if (pause := requests.paused_by(self._config, self.spec.name)) is not None:
+        paused = self.report.status.paused
+        if pause := requests.paused_by(self._config, self.spec.name, unreadable=paused):
             self.report.note_pause(pause)
             self.schedule.retry_at = time.monotonic() + SUSPENDED_RETRY_SECONDS
             return
-        if self.report.status.paused:
+        if paused:
             self.report.update(paused=None)
         ends, began_ms = self.log.ends, int(time.time() * 1000)
         try:

@@ -187,7 +187,7 @@ def read_status(config: Settings, topic: str) -> TopicStatus:
         status = TopicStatus.model_validate_json(status_file(config, topic).read_bytes())
     except (FileNotFoundError, ValidationError):
         status = TopicStatus(topic=topic)
-    status.paused = paused_by(config, topic)
+    status.paused = paused_by(config, topic, status.paused)
     return status
 
 

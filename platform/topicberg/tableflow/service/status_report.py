@@ -156,10 +156,10 @@ class StatusReport:
     def note_pause(self, pause: Pause) -> None:
         """Report that the topic is paused; what its table has stays as it was reported last."""
         with self.lock:
-            status = self.status
-            if not status.end_offsets:  # of an earlier process
-                status = read_status(self._config, status.topic)
-            state = {name: getattr(status, name) for name in _OF_TABLE}
+            known = self.status
+            if not known.end_offsets:  # of an earlier process
+                known = read_status(self._config, known.topic)
+            state = {name: getattr(known, name) for name in _OF_TABLE}
             self.update(paused=pause, activity=None, **state)
 
     def note_failure(

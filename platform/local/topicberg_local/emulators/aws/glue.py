@@ -80,8 +80,10 @@ class LakeFormation:
         found = self._databases.get(database)
         own = found and found.input.get(_DEFAULTS[1])
         defaults = [settings.get(name, []) for name in _DEFAULTS] if own is None else [own]
-        by_iam = {"DataLakePrincipalIdentifier": "IAM_ALLOWED_PRINCIPALS"}
-        return not all(any(one["Principal"] == by_iam for one in some) for some in defaults)
+        return not all(
+            any("IAM_ALLOWED_PRINCIPALS" in one["Principal"].values() for one in some)
+            for some in defaults
+        )
 
     def check(self, action: str, body: bytes, principal: str) -> None:
         """:raises Refusal: AccessDeniedException, as Glue answers without a grant"""
@@ -113,8 +115,7 @@ class LakeFormation:
         return {"PrincipalResourcePermissions": shown}
 
     def _is_admin(self, principal: str) -> bool:
-        settings = self._backend.get_data_lake_settings(self._account)
-        admins = settings.get("DataLakeAdmins", [])
+        admins = self._backend.get_data_lake_settings(self._account).get("DataLakeAdmins", [])
         return {"DataLakePrincipalIdentifier": principal} in admins
 
     def _effective(self, principal: str, resource: Document) -> set[str]:
@@ -149,11 +150,13 @@ class LakeFormation:
         """Return the errors of BatchDeleteTable about what the principal may not drop."""
         request = json.loads(body)
         database, names = request["DatabaseName"], request["TablesToDelete"]
-        denied = {"ErrorCode": "AccessDeniedException"}
         return [
             {
                 "TableName": name,
-                "ErrorDetail": {**denied, "ErrorMessage": f"{_INSUFFICIENT} Drop on {name}"},
+                "ErrorDetail": {
+                    "ErrorCode": "AccessDeniedException",
+                    "ErrorMessage": f"{_INSUFFICIENT} Drop on {name}",
+                },
             }
             for name in names
             if not self._may(principal, "table", (database, name), _NEEDS["DeleteTable"][1])
@@ -176,12 +179,8 @@ class LakeFormation:
         """Give who created a database or a table all rights on it."""
         if action not in ("CreateDatabase", "CreateTable"):
             return
-        resource: Document
-        match _names(action, json.loads(body)):
-            case (database, table):
-                resource = {"Table": {"DatabaseName": database, "Name": table}}
-            case (database,):
-                resource = {"Database": {"Name": database}}
+        kind = action.removeprefix("Create")
+        resource = {kind: dict(zip(_PARTS[kind], _names(action, json.loads(body)), strict=True))}
         who = {"DataLakePrincipalIdentifier": principal}
         self._backend.grant_permissions(self._account, who, resource, ["ALL"], [])
 

@@ -115,8 +115,9 @@ def _result(policies: Policies, action: str, resources: list[str], context: dict
 
 def _decision(*denials: str | None) -> str:
     reasons = [denial for denial in denials if denial]
-    is_explicit = any("explicit deny" in reason for reason in reasons)
-    return ("explicitDeny" if is_explicit else "implicitDeny") if reasons else "allowed"
+    if any("explicit deny" in reason for reason in reasons):
+        return "explicitDeny"
+    return "implicitDeny" if reasons else "allowed"
 
 
 def _missing(policies: Policies, request: Request) -> str:

@@ -188,10 +188,7 @@ def _privileges(stream: Stream, verb: str) -> dict[str, Any]:
         raise errors.unsupported(f"{verb} … ON ALL …")
     if stream.take("FUTURE"):
         for kind in (SCHEMA, TABLE):
-            *words, last = kind.split()
-            if stream.take(*words, f"{last}S"):
-                stream.expect("IN")
-                stream.expect(DATABASE)
+            if stream.take(*f"{kind}S IN DATABASE".split()):
                 on = f"{FUTURE}{kind}"
                 return {"PRIVILEGES": privileges, "ON": on, "OBJECT": stream.name(1)}
     for kind, known in _GRANTED_ON.items():
@@ -206,13 +203,11 @@ def _privileges(stream: Stream, verb: str) -> dict[str, Any]:
 def parse_show_grants(stream: Stream) -> Statement | None:
     """``SHOW GRANTS {TO | OF} ROLE name`` and ``SHOW FUTURE GRANTS TO ROLE name``; ``action`` says
     which."""
-    if stream.take("SHOW", "FUTURE", "GRANTS", "TO", "ROLE"):
-        return Statement("SHOW", "GRANT", stream.name(), action="FUTURE")
+    for action in ("GRANTS TO", "GRANTS OF", "FUTURE GRANTS TO"):
+        if stream.take("SHOW", *action.split(), "ROLE"):
+            return Statement("SHOW", "GRANT", stream.name(), action=action)
     if not stream.take("SHOW", "GRANTS"):
         return None
-    for action in ("TO", "OF"):
-        if stream.take(action, "ROLE"):
-            return Statement("SHOW", "GRANT", stream.name(), action=action)
     raise errors.unsupported(f"SHOW GRANTS {stream.peek().text}")
 
 
@@ -353,36 +348,32 @@ def show_grants(account: Account, context: Context, statement: Statement) -> Row
     _require_object(account, context, ROLE, (role,))
     grantee = {"granted_to": value_of("TO"), "grantee_name": value_of("GRANTEE")}
     by = {"granted_by": value_of("GRANTED_BY")}
-    if statement.action == "OF":
+    if statement.action == "GRANTS OF":
         granted = grants(account, ON="ROLE", OBJECT=[role])
         return show(statement, granted, {**CREATED, "role": role, **grantee, **by})
-    granted = grants(account, TO="ROLE", GRANTEE=role)
-    future = [grant for grant in granted if grant.properties["ON"].startswith(FUTURE)]
-    if statement.action == "FUTURE":
+    is_future = statement.action.startswith("FUTURE")
 
-        def kind(grant: Stored) -> str:
-            return str(grant.properties["ON"]).removeprefix(FUTURE).replace(" ", "_")
+    def kind(grant: Stored) -> str:
+        return str(grant.properties["ON"]).removeprefix(FUTURE).replace(" ", "_")
 
-        coming = {
-            **CREATED,
-            "privilege": value_of("PRIVILEGE"),
-            "grant_on": kind,
-            "name": lambda grant: f"{grant.properties['OBJECT'][0]}.<{kind(grant)}>",
-            "grant_to": value_of("TO"),
-            "grantee_name": value_of("GRANTEE"),
-            "grant_option": False,
-        }
-        return show(statement, future, coming)
+    def name(grant: Stored) -> str:
+        target = display(tuple(grant.properties["OBJECT"]))
+        return f"{target}.<{kind(grant)}>" if is_future else target
+
+    verb = "grant" if is_future else "granted"
     columns = {
         **CREATED,
         "privilege": value_of("PRIVILEGE"),
-        "granted_on": lambda grant: grant.properties["ON"].replace(" ", "_"),
-        "name": lambda grant: display(tuple(grant.properties["OBJECT"])),
-        **grantee,
+        f"{verb}_on": kind,
+        "name": name,
+        f"{verb}_to": value_of("TO"),
+        "grantee_name": value_of("GRANTEE"),
         "grant_option": False,
-        **by,
+        **({} if is_future else by),
     }
-    return show(statement, [grant for grant in granted if grant not in future], columns)
+    of_role = grants(account, TO="ROLE", GRANTEE=role)
+    shown = [one for one in of_role if one.properties["ON"].startswith(FUTURE) == is_future]
+    return show(statement, shown, columns)
 
 
 def use(account: Account, context: Context, statement: Statement) -> Rows:
