@@ -120,13 +120,8 @@ def ingest_by_engine(
     table = Ingestor(spec, endpoints, config).table()
     target = kafka.end_offsets(endpoints, spec.name)
     patience = spec.tableflow.commit_interval_seconds + ENGINE_PATIENCE_SECONDS
-<<<<<<< HEAD
     of_topic = partial(wait.noted_offsets, topic_id=kafka.topic_id(endpoints, spec.name))
     if not wait.wait_for(table, target, patience, missing, of_topic):
-        require_unpaused(config, spec.name)  # it may have been meanwhile
-=======
-    if not wait.wait_for(table, target, patience, missing):
->>>>>>> land
         run_once(spec, endpoints, config)
     return table.refresh()
 

@@ -119,11 +119,6 @@ class CatchUp:
         # The running engine may be about to create the table.
         while (table := self._table(target)) is None and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
-<<<<<<< HEAD
         of_topic = partial(noted_offsets, topic_id=log.topic_id)
         if table is None or not wait_for(table, log.end, patience, offsets_of=of_topic):
-            require_unpaused(self.config, spec.name)
-=======
-        if table is None or not wait_for(table, end, patience):
->>>>>>> land
             engine.run_once(spec, self.endpoints, self.config)
