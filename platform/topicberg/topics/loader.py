@@ -286,7 +286,7 @@ def _clashes(specs: list[tuple[TopicSpec, str]], by_pattern: Collection[str]) ->
     for spec, file in specs:
         names = (spec.asset_name.upper(), spec.snowflake_name)
         earlier = [first.setdefault(name, (spec, file)) for name in names]
-        other, other_file = min(earlier, key=lambda found: found[0] is spec)
+        other, other_file = min(earlier, key=lambda place: place[0] is spec)
         reason = f"{spec.name} is also the topic of {other_file}"
         if other.name != spec.name:
             reason = f"{spec.name} and {other.name} of {other_file} would be one table"

@@ -99,7 +99,7 @@ def end_pause(config: Settings, topic: str) -> Pause | None:
 
 
 def require_unpaused(config: Settings, topic: str) -> None:
-    """:raises TopicbergError: a user paused the topic, or nobody knows: the request is damaged"""
+    """:raises TopicbergError: a user paused the topic, or the request is damaged"""
     request = read_request(config, topic)
     if request is not None and request.paused is not None:
         raise request.paused.error

@@ -152,10 +152,15 @@ def _span(partitions: TimePartitions, hours: Hours) -> Span:
     return Span(first, last, Hours(begin, hours.stop))
 
 
-def partition_keys(partitions: TimePartitions, hours: Iterable[Hours], now: datetime) -> list[str]:
+def partition_keys(
+    partitions: TimePartitions,
+    hours: Iterable[Hours],
+    now: datetime,
+    first_hour: int = BEFORE_EVERYTHING,
+) -> list[str]:
     """Return the keys of partitions with some of these hours, of the future as well, in order."""
     ranges = _whole(partitions, hours, _hour(now + HORIZON))
-    starts = (hour for span in ranges for hour in span[:: _width(partitions)])
+    starts = (hour for span in ranges for hour in span[:: _width(partitions)] if hour >= first_hour)
     moments = (datetime.fromtimestamp(hour * 3600, UTC) for hour in starts)
     return [partition_key(partitions, moment) for moment in moments]
 

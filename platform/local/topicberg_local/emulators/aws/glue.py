@@ -77,12 +77,12 @@ class LakeFormation:
         """Whether it decides about a database, by the defaults of which it has its own, or about
         new ones."""
         settings = self._backend.get_data_lake_settings(self._account)
-        found = self._databases.get(database)
-        own = found and found.input.get(_DEFAULTS[1])
+        stored = self._databases.get(database)
+        own = stored and stored.input.get(_DEFAULTS[1])
         defaults = [settings.get(name, []) for name in _DEFAULTS] if own is None else [own]
         return not all(
-            any("IAM_ALLOWED_PRINCIPALS" in one["Principal"].values() for one in some)
-            for some in defaults
+            any("IAM_ALLOWED_PRINCIPALS" in grant["Principal"].values() for grant in granted)
+            for granted in defaults
         )
 
     def check(self, action: str, body: bytes, principal: str) -> None:

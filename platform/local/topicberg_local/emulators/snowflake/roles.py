@@ -372,7 +372,7 @@ def show_grants(account: Account, context: Context, statement: Statement) -> Row
         **({} if is_future else by),
     }
     of_role = grants(account, TO="ROLE", GRANTEE=role)
-    shown = [one for one in of_role if one.properties["ON"].startswith(FUTURE) == is_future]
+    shown = [g for g in of_role if g.properties["ON"].startswith(FUTURE) == is_future]
     return show(statement, shown, columns)
 
 
