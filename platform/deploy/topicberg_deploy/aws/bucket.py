@@ -245,12 +245,13 @@ def _send_when_released(context: DeployContext, bucket: str, send: Callable[...,
             # Of a repeated request, the bucket may be that of the first one: the engine looks.
             if code_of(error) != "OperationAborted" or was_repeated(error):
                 raise
-            logger.warning("%s, for up to an hour", released)
             return False
         return True
 
     released = f"S3 is still releasing the name {bucket}"
-    context.poll(is_done, released, RELEASE_SECONDS)
+    if not is_done():
+        logger.warning("%s, for up to an hour", released)
+        context.poll(is_done, released, RELEASE_SECONDS)
 
 
 def _read(
