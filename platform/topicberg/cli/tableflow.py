@@ -561,7 +561,7 @@ def waiting_changes(
 
 
 def _notes(state: TopicStatus) -> Iterator[str]:
-    """Yield what is no failure, but concerns the topic's operator."""
+    """Yield what concerns the topic's operator and is not a failure."""
 
     def at(milliseconds: int) -> str:
         return moment(from_ms(milliseconds))
