@@ -149,8 +149,11 @@ class Requested:
         if (files := spec_files(self._config, requests_folder(self._config))) != self._files:
             self._found, before = usable_topics(self._config), self._requests
             self._files, self._requests = files, read_requests(self._config)[0]
-            new = self._requests.items()
-            self._changed |= {name: r for name, r in new if r != before.get(name)}
+            self._changed |= {
+                name: request
+                for name, request in self._requests.items()
+                if request != before.get(name)
+            }
         return self._found
 
     def changed(self) -> dict[str, StoredRequest]:
