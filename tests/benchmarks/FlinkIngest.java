@@ -269,7 +269,6 @@ public final class FlinkIngest {
       at = WIRE_BYTES;
     }
 
-
     long number() {
       long found = 0;
       for (int shift = 0; ; shift += 7) {
@@ -304,7 +303,7 @@ public final class FlinkIngest {
   }
 
   private static final class Small implements Decoder {
-    protected transient Input in;
+    private transient Input in;
 
     @Override
     public void open(DeserializationSchema.InitializationContext context) {

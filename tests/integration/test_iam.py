@@ -14,7 +14,7 @@ import requests
 from botocore.exceptions import ClientError
 from moto.server import ThreadedMotoServer
 
-from topicberg.clients.catalog import VendedFileIO
+from topicberg.clients.file_io import VendedFileIO
 from topicberg.errors import LoginError, TopicbergError, UnreachableError
 from topicberg.errors.meaning import explain
 from topicberg.logins.catalog import CatalogLogin, role_keys, role_session

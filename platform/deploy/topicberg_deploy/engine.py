@@ -20,7 +20,7 @@ from tenacity import wait_exponential
 
 from topicberg.clients.confluent import ConflictError, CredentialsError, GoneError, UncertainError
 from topicberg.errors import TopicbergError
-from topicberg.errors.aws import is_expired, login_hint
+from topicberg.errors.aws import is_expired, login_hint, was_repeated
 from topicberg.errors.meaning import means
 from topicberg.errors.retry import retry
 from topicberg.errors.table import EVENTUAL, EXISTS, MISSING, UNACCEPTED, UNANSWERED
@@ -325,7 +325,7 @@ def _make(resource: Resource, context: DeployContext, *, was_begun: bool = False
             made = means(error, EXISTS)
             if attempt == TRIES or not (made or means(error, *PASSES)):
                 raise
-            is_begun = is_begun or not made or _was_repeated(error)
+            is_begun = is_begun or not made or was_repeated(error)
             outcome = _Made.PART if is_begun or was_begun else _Made.ADOPTED
             context.sleep(min(30.0, 2.0 ** (attempt - 1)))
             if look(resource, context) is not None:
@@ -578,7 +578,7 @@ def remove(resource: Resource, context: DeployContext, live: Live) -> None:
             # A conflict: something that used it still exists somewhere.
             conflict = isinstance(error, ConflictError)
             if not (conflict or means(error, MISSING, *PASSES)):
-                if _was_repeated(error) and is_gone():  # the first request deleted it
+                if was_repeated(error) and is_gone():  # the first request deleted it
                     return
                 raise
             if attempt >= (CONFLICT_TRIES if conflict else TRIES):
@@ -629,10 +629,3 @@ def delete(
                 leave(resource, _reason(error))
                 report(resource, "left")
     return left
-
-
-def _was_repeated(error: BaseException) -> bool:
-    """Return whether AWS's SDK sent a request again: the first one may have been carried out."""
-    response: object = getattr(error, "response", None)
-    details = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
-    return bool(details.get("RetryAttempts", 0) > 0)

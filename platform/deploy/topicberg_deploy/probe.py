@@ -67,7 +67,7 @@ _PROPERTIES = (
 )
 _PRINCIPALS = tuple((f"{of}_IAM_USER_ARN", f"{of}_EXTERNAL_ID") for of in ("GLUE_AWS", "API_AWS"))
 """The names of an integration's principal and external id."""
-_NO_DEPLOYMENT = "there is no deployment of these settings"
+_NO_DEPLOYMENT = "no deployment of these settings exists"
 _READER = f"{READER}/tableflow"
 _JOB = f"""\
 from pyspark.sql import SparkSession
@@ -320,10 +320,9 @@ def _delete_files(context: DeployContext, facts: Facts) -> str | None:
     place = context.read_secret(context.names.confluent_secret("tableflow")) or {}
     namespace = context.config.tableflow_namespace or place.get("kafka.cluster.id", "none")
     totals, s3 = Counter[str](), context.aws.client("s3")
-    for spec in context.specs:
+    for spec in (spec for spec in context.specs if spec.write_mode == "upsert"):
         table = get_table(context.aws.client("glue"), namespace, spec.glue_name)
-        location = metadata_location(table) if table else None
-        if spec.write_mode != "upsert" or location is None:
+        if table is None or (location := metadata_location(table)) is None:
             continue
         address = urlsplit(location)
         text = s3.get_object(Bucket=address.netloc, Key=address.path.lstrip("/"))["Body"].read()

@@ -111,8 +111,8 @@ class Notice(BaseModel, frozen=True):
         if self.state != "firing":
             by = f" by {self.by}" if self.by else ""
             return f"{self.state}{by}: {self.alert.title}\n{self.alert.link}"
-        known = {"fix": self.alert.remediation, "runbook": self.alert.runbook}
-        lines = (f"{name}: {text}" for name, text in known.items() if text)
+        remedies = {"fix": self.alert.remediation, "runbook": self.alert.runbook}
+        lines = (f"{name}: {text}" for name, text in remedies.items() if text)
         since = f"since {moment(self.alert.since)}"
         return "\n".join([self.alert.what, since, *lines, self.alert.link])
 

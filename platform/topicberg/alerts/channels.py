@@ -114,14 +114,14 @@ def deliver(
     for channel in to:
         waiting = [notice for name, notice in state.undelivered if name == channel.name]
         notices = [notice for notice in (*waiting, *fresh) if channel.wants(notice.alert)]
-        for place, notice in enumerate(notices):
+        for index, notice in enumerate(notices):
             try:
                 send_by(channel, notice)
             except TopicbergError as error:
                 problems.append(str(error))
                 if not isinstance(error, RefusedNoticeError):  # the channel is down
-                    left = (each for each in notices[place:] if moment - each.at < KEPT)
-                    undelivered += ((channel.name, each) for each in left)
+                    unsent = (notice for notice in notices[index:] if moment - notice.at < KEPT)
+                    undelivered += ((channel.name, notice) for notice in unsent)
                     break
     state = after(state, fresh, now, decisions)
     return state.model_copy(update={"undelivered": undelivered[-MAX_WAITING:]}), problems

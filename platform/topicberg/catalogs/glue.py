@@ -78,13 +78,13 @@ def columns(table: Table) -> list[ColumnTypeDef]:
 def table_input(table: Table, name: str, before: Mapping[str, str] | None) -> TableInputTypeDef:
     """Return the body of CreateTable and UpdateTable, which keeps others' parameters."""
     before = before or {}
-    has_one = METADATA_LOCATION in before
+    is_registered = METADATA_LOCATION in before
     return {
         "Name": name,
         "TableType": "EXTERNAL_TABLE",
         "Parameters": {
             **before,
-            **({PREVIOUS_METADATA_LOCATION: before[METADATA_LOCATION]} if has_one else {}),
+            **({PREVIOUS_METADATA_LOCATION: before[METADATA_LOCATION]} if is_registered else {}),
             "table_type": "ICEBERG",
             METADATA_LOCATION: table.metadata_location,
         },

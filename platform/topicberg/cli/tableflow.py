@@ -128,11 +128,11 @@ def _find(topic: str, config: Settings) -> FoundTopic | None:
     """
     from topicberg.iceberg.tables import find_table
     from topicberg.kafka.discovery import find_topic
-    from topicberg.topics.requests import has_found
+    from topicberg.topics.requests import last_request
 
     endpoints = load_endpoints(config)
     table = config.topics_namespace, topic
-    if has_found(config, topic) and find_table(endpoints.catalog(config), table):
+    if last_request(config, topic).found and find_table(endpoints.catalog(config), table):
         return None
     if (discovered := find_topic(topic, endpoints)) is None:
         raise SpecError(
@@ -663,7 +663,7 @@ def waiting_changes(
 
 
 def _notes(state: TopicStatus) -> Iterator[str]:
-    """Yield what is no failure, but concerns the topic's operator."""
+    """Yield what concerns the topic's operator and is not a failure."""
 
     def at(milliseconds: int) -> str:
         return moment(from_ms(milliseconds))

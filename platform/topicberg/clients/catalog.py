@@ -1,12 +1,9 @@
-"""PyIceberg's REST catalog, which checks the responses (see :mod:`topicberg.clients.answers`), and
-its readers and writers of the object store."""
+"""PyIceberg's REST catalog, which checks the responses: see :mod:`topicberg.clients.answers`."""
 
 from __future__ import annotations
 
 import json
 import re
-import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -14,7 +11,6 @@ from typing import Any, cast
 from urllib.parse import unquote
 
 import requests
-from pyarrow.fs import FileSystem
 from pydantic import ValidationError
 from pyiceberg.catalog import BOTOCORE_SESSION, Catalog
 from pyiceberg.catalog.rest import RestCatalog, TableResponse
@@ -26,12 +22,12 @@ from pyiceberg.exceptions import (
     RESTError,
 )
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.typedef import Identifier, Properties
 
 from topicberg.clients.answers import unusable
+from topicberg.clients.file_io import VendedFileIO
 from topicberg.errors import LoginError, TableFormatError, TopicbergError
 from topicberg.logins import catalog as login
 from topicberg.logins.oauth import SKEW_SECONDS, OAuthClient, skew
@@ -48,8 +44,6 @@ NEWEST_FORMAT_VERSION = 3  # The newest format version of tables that PyIceberg 
 TIMEOUT_SECONDS = (10.0, 30.0)
 """To connect, and to wait for a response's next byte. PyIceberg would wait for ever; Dagster gives
 a sensor a minute."""
-VENDED_SECONDS = 900.0
-"""How long keys are valid if the catalog does not say: the shortest that AWS's STS gives out."""
 _OF_LOGIN = re.compile(r"expired|signature|security token|clock|skew", re.IGNORECASE)
 """What AWS says with status 403 of credentials, not of rights."""
 _TABLE = re.compile(r"/namespaces/([^/]+)/tables(?:/([^/]+))?$")
@@ -305,42 +299,3 @@ def _check_version(match: re.Match[str], metadata: Any) -> None:
         "topic run `topicberg tableflow disable TOPIC --drop-table`, then `topicberg tableflow "
         "enable TOPIC`",
     )
-
-
-class LakeFileIO(PyArrowFileIO):
-    """Writes a small file by one request; by default Arrow begins a multipart upload for each."""
-
-    def _initialize_s3_fs(self, netloc: str | None) -> FileSystem:
-        # PyIceberg has no property for the option. A file of 20 KB takes 2 ms instead of 5 on the
-        # local stack, a quarter of its store's CPU time, and one paid request of S3 instead of 3.
-        rebuild, (options,) = super()._initialize_s3_fs(netloc).__reduce__()
-        return rebuild({**options, "allow_delayed_open": True})
-
-
-class VendedFileIO(LakeFileIO):
-    """Reads and writes with keys that the catalog gave out, and requests others in time."""
-
-    renew: Callable[[], Properties] | None = None  # Returns the properties with the newest keys.
-
-    def __init__(self, properties: Properties) -> None:
-        super().__init__(properties)
-        self._lock = threading.Lock()
-        self._renew_at = _renewal(properties)
-        self._cached: Any = self.fs_by_scheme  # an lru_cache
-        self.fs_by_scheme = self._file_system
-
-    def _file_system(self, scheme: str, netloc: str | None = None) -> FileSystem:
-        with self._lock:
-            if self.renew is not None and time.time() >= self._renew_at:
-                self.properties = self.renew()
-                self._renew_at = _renewal(self.properties)
-                self._cached.cache_clear()
-            return self._cached(scheme, netloc)
-
-
-def _renewal(properties: Properties) -> float:
-    """Return when (seconds since 1970) to request new keys: after two thirds of their life."""
-    now = time.time()
-    stated = properties.get("s3.session-token-expires-at-ms")
-    left = float(stated) / 1000 - now if stated else VENDED_SECONDS
-    return now + max(0.0, left * 2 / 3)

@@ -151,7 +151,7 @@ class LakeEndpoints(HoldsSecrets):
 
     def _store(self, login: CatalogLogin) -> dict[str, str]:
         """Return PyIceberg's properties of the object store."""
-        from topicberg.clients.catalog import LakeFileIO
+        from topicberg.clients.file_io import LakeFileIO
 
         properties = {"py-io-impl": f"{LakeFileIO.__module__}.{LakeFileIO.__name__}"}
         if self.s3:

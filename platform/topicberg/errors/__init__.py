@@ -10,7 +10,6 @@ the process knows, or a control character, not even in quoted text.
 
 from __future__ import annotations
 
-import copyreg
 import traceback
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -45,8 +44,9 @@ class TopicbergError(Exception):
         return f"{self.message}{_HINT}{self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors come from processes that decode, and from tasks of Spark.
-        return copyreg.__newobj__, (type(self), self.message), self.__dict__  # type: ignore[attr-defined]
+        # Errors come from processes that decode, and from tasks of Spark. A subclass may need other
+        # arguments, which are among its attributes.
+        return type(self).__new__, (type(self), self.message), self.__dict__
 
 
 def _shortened(text: str) -> str:

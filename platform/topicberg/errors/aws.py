@@ -27,6 +27,13 @@ def code_of(error: BaseException) -> str:
     return refusal_of(error)[0]
 
 
+def was_repeated(error: BaseException) -> bool:
+    """Return whether AWS's SDK sent a request again: the first one may have been carried out."""
+    response: Any = getattr(error, "response", None)
+    details = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    return bool(details.get("RetryAttempts", 0) > 0)
+
+
 def is_expired(error: BaseException) -> bool:
     """Return whether a login to AWS has expired: no further request with it succeeds."""
     return type(error).__name__ in NO_TOKEN or code_of(error) in EXPIRED

@@ -55,7 +55,10 @@ FAILING_SECONDS = 4.0
 tries that again for ever."""
 _CONFIGS_AT_ONCE = 100
 _DELETING = (
-    *(CLEANUP_POLICY, "retention.ms", "retention.bytes", "delete.retention.ms"),
+    CLEANUP_POLICY,
+    "retention.ms",
+    "retention.bytes",
+    "delete.retention.ms",
     "min.compaction.lag.ms",
 )
 """Configurations by which Kafka deletes records and tombstones."""
@@ -161,9 +164,9 @@ def ensure_topic(
             if not isinstance(drift, WaitingDriftError):
                 raise drift
             logger.warning("%s; %s", drift.message, drift.hint)
-        changed = spec.topic_config.items() - configuration.items()
         losing = losing_configs(spec.topic_config, configuration)
-        set_configs(spec, endpoints, dict(sorted(changed - losing.items())))
+        changes = spec.topic_config.items() - configuration.items() - losing.items()
+        set_configs(spec, endpoints, dict(sorted(changes)))
     ids = {
         id(schema): register_schema(endpoints, subject, schema, path)
         for subject, schema, path in spec.schema_files(config)
@@ -533,7 +536,7 @@ def losing_configs(
         before = configuration.get(name) or ""
         if name == CLEANUP_POLICY:
             return not {*value.replace(" ", "").split(",")} <= {*before.split(",")}
-        # -1 is unlimited. What is no number is refused by Kafka.
+        # -1 is unlimited. Kafka refuses what is not a number.
         now, then = (int(v) % 2**64 if _NUMBER.fullmatch(v) else 0 for v in (before, value))
         return then < now
 

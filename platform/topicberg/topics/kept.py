@@ -117,8 +117,13 @@ class SpecsInUse:
 def spec_files(config: Settings, *more: Path) -> Files:
     """Return path, time of change, size and inode of the files of specs and of schemas, of what was
     discovered, and of more files and folders. Schemas may be in folders of their own."""
-    single = index_file(config), config.project_root / FILE, *component_files(config), *more
-    entries: list[Path | os.DirEntry[str]] = [*single, *config.schemas_dir.rglob("*")]
+    entries: list[Path | os.DirEntry[str]] = [
+        index_file(config),
+        config.project_root / FILE,
+        *component_files(config),
+        *more,
+        *config.schemas_dir.rglob("*"),
+    ]
     for folder in (config.topics_dir, *more):
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as listing:
             entries += listing
@@ -149,9 +154,9 @@ def _joined(problems: Sequence[Problem]) -> str:
 
 
 def _completed(specs: list[TopicSpec], kept: list[TopicSpec]) -> list[TopicSpec]:
-    """Return both, without kept specs whose name another has, and with their dead-letter topics."""
-    taken = {spec.snowflake_name for spec in specs}
-    both = [*specs, *(spec for spec in kept if spec.snowflake_name not in taken)]
+    """Return both, without kept specs whose table another has; with their dead-letter topics."""
+    taken = {name for spec in specs for name in spec.table_names}
+    both = [*specs, *(spec for spec in kept if taken.isdisjoint(spec.table_names))]
     both += dead_letter_specs(both, {spec.name for spec in both})
     return sorted(both, key=lambda spec: spec.name)
 

@@ -279,13 +279,11 @@ def _document_by_pattern(
 
 
 def _clashes(specs: list[tuple[TopicSpec, str]], by_pattern: Collection[str]) -> list[Problem]:
-    """Return the problems of topics whose own names, or whose tables' names, are equal anywhere:
-    Snowflake and Unity Catalog have underscores instead of periods, and Glue has lower case."""
+    """Return the problems of topics whose own names, or whose tables' names, are equal."""
     problems: list[Problem] = []
     first: dict[str, tuple[TopicSpec, str]] = {}
     for spec, file in specs:
-        names = (spec.asset_name.upper(), spec.snowflake_name)
-        earlier = [first.setdefault(name, (spec, file)) for name in names]
+        earlier = [first.setdefault(name, (spec, file)) for name in spec.table_names]
         other, other_file = min(earlier, key=lambda place: place[0] is spec)
         reason = f"{spec.name} is also the topic of {other_file}"
         if other.name != spec.name:

@@ -62,10 +62,10 @@ class StoredRequest(BaseModel):
 
 def topic_deleted(config: Settings, topic: str) -> None:
     """Stop materializing a deleted topic: the engine would create it from its spec again."""
-    request = StoredRequest(topic=topic, enabled=False, deleted=True)
-    with suppress(TopicbergError):  # a damaged request is replaced
-        before = read_request(config, topic) or request
-        request.command, request.paused = before.command, before.paused
+    before = last_request(config, topic)
+    request = StoredRequest(
+        topic=topic, enabled=False, deleted=True, command=before.command, paused=before.paused
+    )
     write_request(config, request)
 
 
@@ -124,6 +124,14 @@ def read_request(config: Settings, topic: str) -> StoredRequest | None:
         ) from error
 
 
+def last_request(config: Settings, topic: str) -> StoredRequest:
+    """Return the last request; a new one, by which the spec decides, if there is none or it cannot
+    be read: such a one is replaced."""
+    with suppress(TopicbergError):
+        return read_request(config, topic) or StoredRequest(topic=topic, enabled=None)
+    return StoredRequest(topic=topic, enabled=None)
+
+
 def read_requests(config: Settings) -> tuple[dict[str, StoredRequest], dict[str, str]]:
     """Return every request by its topic, and the errors of those that cannot be read."""
     by_topic: dict[str, StoredRequest] = {}
@@ -147,12 +155,6 @@ def paused_by(config: Settings, topic: str, unreadable: Pause | None = None) -> 
     except TopicbergError:
         return unreadable
     return request.paused if request is not None else None
-
-
-def has_found(config: Settings, topic: str) -> bool:
-    """Return whether a topic's request has what Kafka and the registry had of it."""
-    request = read_requests(config)[0].get(topic)
-    return request is not None and request.found is not None
 
 
 def requests_folder(config: Settings) -> Path:

@@ -695,6 +695,12 @@ class TopicSpec(RecordsSpec):
         return self.table_name.upper()
 
     @property
+    def table_names(self) -> tuple[str, str]:
+        """The names that no other topic's table may have anywhere: Snowflake and Unity Catalog have
+        underscores instead of periods, and Glue has lower case."""
+        return self.asset_name.upper(), self.snowflake_name
+
+    @property
     def table_name(self) -> str:
         """The table's name beside derived tables, in Dagster and in Snowflake. That of a published
         topic ends in ``_topic``: the derived table often has the name of the topic."""

@@ -82,11 +82,11 @@ def recorded(
     versions = before or [(BEFORE_EVERYTHING, UNKNOWN if unused else version)]
     for hours, name in _parts(windows, version, first):
         versions = _overlaid(versions, hours, name)
-    has_first = first is not None and windows[0].start is None
+    began = first if first and windows[0].start is None else None
     return {
         VERSION: version,
         COMPUTED_BY: json.dumps(_coarse(versions)),
-        **({FIRST_PARTITION: json.dumps([first.start, first.stop])} if first and has_first else {}),
+        **({FIRST_PARTITION: json.dumps([began.start, began.stop])} if began else {}),
         **({UNUSED_COLUMNS: json.dumps([*unused])} if unused else {}),
     }
 

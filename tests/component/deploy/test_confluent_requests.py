@@ -243,7 +243,7 @@ def test_only_catalog_integration_of_a_cluster_is_reused_if_it_is_equal(
     context.config.tableflow_namespace = "finance"
     with pytest.raises(TopicbergError, match=r"of the platform team \(tci-1\) .* namespace"):
         engine.examine(own, context)
-    # What nobody wants published, and what `delete` looks at, may be anywhere.
+    # What is not wanted, and what `delete` looks at, may publish to anywhere.
     assert engine.examine(replace(own, wanted=False), context).action == Action.KEEP
     assert [seen.id for _, seen in engine.existing([own], context, quiet)] == ["tci-1"]
 

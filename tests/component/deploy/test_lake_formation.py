@@ -34,9 +34,6 @@ def test_account_that_iam_governs_needs_no_grant(account: Account) -> None:
     assert lake_formation.manual_steps(context) == []
 
 
-CREATES = ("CREATE_DATABASE",)
-
-
 def warning(context: DeployContext, caplog: pytest.LogCaptureFixture) -> str:
     """Return what is not proved of who deploys; empty: all is."""
     caplog.clear()
@@ -70,7 +67,7 @@ def test_grant_of_a_group_is_not_missed(account: Account, caplog: pytest.LogCapt
     account.govern()
     context = account.context("deployer")
     assert warning(context, caplog)
-    grant(account, f"{ACCOUNT}:IAMPrincipals", [*CREATES], {"Catalog": {"Id": ACCOUNT}})
+    grant(account, f"{ACCOUNT}:IAMPrincipals", ["CREATE_DATABASE"], {"Catalog": {"Id": ACCOUNT}})
     assert not warning(context, caplog)
     DATABASE.create(context)
 
@@ -101,6 +98,9 @@ def test_only_the_callers_own_permissions_are_shown(account: Account) -> None:
     assert not lake_formation.is_proved(context, of_reader)
     grant(account, account.roles["deployer"], ["DESCRIBE"], database)
     assert lake_formation.is_proved(context, of_reader)
+    lake = context.aws.client("lakeformation")
+    with pytest.raises(lake.exceptions.ClientError, match="UnsupportedOperation"):
+        lake.list_permissions(Resource=database)
 
 
 def test_existing_database_has_defaults_of_its_own(account: Account) -> None:

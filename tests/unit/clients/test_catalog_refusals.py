@@ -15,7 +15,8 @@ import pytest
 from moto import mock_aws
 from pydantic import SecretStr
 
-from topicberg.clients.catalog import CatalogRefusalError, MissingMetadataError, VendedFileIO
+from topicberg.clients.catalog import CatalogRefusalError, MissingMetadataError
+from topicberg.clients.file_io import VendedFileIO
 from topicberg.endpoints import LakeEndpoints
 from topicberg.errors import LoginError
 from topicberg.errors.meaning import classify, explained

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from pyiceberg.io import load_file_io
 
-from topicberg.clients.catalog import LakeFileIO
+from topicberg.clients.file_io import LakeFileIO
 
 KEYS = {"s3.region": "eu-west-1", "s3.access-key-id": "key", "s3.secret-access-key": "secret"}
 

@@ -219,15 +219,20 @@ def test_every_type_and_encoded_names(make_table: MakeTable) -> None:
     assert len(delta_rows(table, "at > '2024-05-01T12:00:00.000003Z'")) == 1
 
 
-def test_a_dropped_column_is_left_out(make_table: MakeTable) -> None:
+def test_dropped_column_is_left_out_and_wider_one_is_read(make_table: MakeTable) -> None:
     table = make_table()
     append(table, {"id": 1, "note": "old"})
     delta.sync(table, BOTH)
     with table.update_schema() as update:
         update.delete_column("note")
-    append(table, {"id": 2})
+        update.update_column("id", LongType())
     delta.sync(table, BOTH)
-    assert delta_rows(table) == [{"id": 1}, {"id": 2}]
+    assert kinds(table, 1) == ["commitInfo", "protocol", "metaData"]
+    assert DeltaTable(table.location()).protocol().min_reader_version == 1, "of plain names"
+    append(table, {"id": 2**40})
+    delta.sync(table, BOTH)
+    assert delta_rows(table) == [{"id": 1}, {"id": 2**40}]
+    assert len(delta_rows(table, "id > 1")) == 1
     with table.update_schema() as update:
         update.add_column("note", StringType())
     with pytest.raises(TableflowError, match="note had another name before"):

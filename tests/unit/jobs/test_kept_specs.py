@@ -62,6 +62,21 @@ def test_valid_specs_are_kept_while_another_is_invalid(config: Settings) -> None
     assert built(config)[0] == {"clicks": 2, "orders": 1}
 
 
+def test_last_spec_of_a_topic_whose_table_another_has_is_left_out(config: Settings) -> None:
+    """The tables have different names in Snowflake only."""
+    write(config, "shop.orders", 1)
+    assert "shop.orders" in built(config)[0]
+    config.schemas_dir.mkdir()
+    fields = '[{"name": "id", "type": "int"}]'
+    schema = f'{{"type": "record", "name": "order", "fields": {fields}}}'
+    (config.schemas_dir / "o.avsc").write_text(schema)
+    published = SPEC.replace("none", "avro, file: o.avsc").format(name="shop-orders", partitions=1)
+    (config.topics_dir / "shop-orders.yaml").write_text(
+        published + "publishes: totals\nkey: {format: none}\n"
+    )
+    assert built(config)[0] == {"clicks": 1, "orders": 1, "shop-orders": 1}
+
+
 def test_invalid_spec_without_a_valid_one_is_left_out(config: Settings) -> None:
     write(config, "orders", "many")
     assert built(config)[0] == {"clicks": 1}

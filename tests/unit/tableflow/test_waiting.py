@@ -239,7 +239,7 @@ def test_grow_asks_then_adds_partitions(
         refused.output
     )
     assert "no longer read them in order" in refused.output
-    assert run("topics", "grow", "orders").exit_code == 1, "nobody answers"
+    assert run("topics", "grow", "orders").exit_code == 1, "the user does not answer"
     assert (run("topics", "grow", "orders", answer="y\n").exit_code, len(topic.ends)) == (0, 8)
     assert "as its spec says" in run("topics", "grow", "orders").output
 
@@ -273,7 +273,7 @@ def test_losing_configs_are_those_that_keep_less(before: int, wanted: int) -> No
 
 
 def test_hint_for_what_waits_is_yaml_that_keeps_what_the_topic_has() -> None:
-    """A list of policies too, which is no flow mapping; blanks in the spec's change nothing."""
+    """A list of policies too, which is not a flow mapping; blanks in the spec's change nothing."""
     wanted = {"cleanup.policy": "delete, compact", "min.compaction.lag.ms": "1"}
     has = {"cleanup.policy": "compact,delete", "min.compaction.lag.ms": "9"}
     drift = kafka.config_drift(spec(schema={"format": "none"}, topic_config=wanted, table={}), has)
@@ -397,7 +397,7 @@ def test_restore_schema_asks_before_it_deletes(config: Settings, serve_endpoints
     assert "orders-value: version 3 will be deleted" in refused.output
     assert (refused.exit_code, registry.versions) == (1, [1, 2, 3])
     silent = run("topics", "restore-schema", "orders")
-    assert (silent.exit_code, registry.versions) == (1, [1, 2, 3]), "nobody answers"
+    assert (silent.exit_code, registry.versions) == (1, [1, 2, 3]), "the user does not answer"
     assert run("topics", "restore-schema", "orders", "--yes").exit_code == 0
     assert registry.versions == [1]
     assert "no version after" in run("topics", "restore-schema", "orders").output

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from botocore.exceptions import ClientError
 
 from topicberg.errors import TopicbergError
-from topicberg.errors.aws import code_of
+from topicberg.errors.aws import code_of, was_repeated
 from topicberg.settings import Settings
 from topicberg_deploy.aws.iam import Document, document, listed, tags, tags_of
 from topicberg_deploy.confluent.tableflow import writes_to
@@ -242,16 +242,16 @@ def _send_when_released(context: DeployContext, bucket: str, send: Callable[...,
         try:
             send(Bucket=bucket)
         except ClientError as error:
-            # If the SDK repeated the request, the bucket may be of the first one: see `engine`.
-            is_repeated = error.response.get("ResponseMetadata", {}).get("RetryAttempts", 0) > 0
-            if code_of(error) != "OperationAborted" or is_repeated:
+            # Of a repeated request, the bucket may be that of the first one: the engine looks.
+            if code_of(error) != "OperationAborted" or was_repeated(error):
                 raise
-            logger.warning("%s, for up to an hour", released)
             return False
         return True
 
     released = f"S3 is still releasing the name {bucket}"
-    context.poll(is_done, released, RELEASE_SECONDS)
+    if not is_done():
+        logger.warning("%s, for up to an hour", released)
+        context.poll(is_done, released, RELEASE_SECONDS)
 
 
 def _read(

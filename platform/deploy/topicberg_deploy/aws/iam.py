@@ -373,7 +373,7 @@ class Role(Resource):
         return [
             wanted
             for wanted in self.trust(context)["Statement"]
-            if not any(_covers(statement, wanted) for statement in actual)
+            if not any(covers(statement, wanted) for statement in actual)
         ]
 
     def _live(self, context: DeployContext) -> Live | None:
@@ -462,8 +462,8 @@ def listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _covers(actual: Document, wanted: Document) -> bool:
-    """Return whether a statement of a trust policy allows what another one does.
+def covers(actual: Document, wanted: Document) -> bool:
+    """Return whether a statement about a role or a repository allows what another one does.
 
     Of its conditions only the external id is compared: others restrict who calls from where.
     """
@@ -475,10 +475,13 @@ def _covers(actual: Document, wanted: Document) -> bool:
         if operator in ("StringEquals", "StringLike") and key.lower() == "sts:externalid"
         for value in listed(values)
     ]
-    actions = listed(actual.get("Action", []))
+    actions = [action.lower() for action in listed(actual.get("Action", []))]
     return (
         actual.get("Effect") == "Allow"
-        and any(fnmatchcase(wanted["Action"], action) for action in actions)
+        and all(
+            any(fnmatchcase(needed.lower(), action) for action in actions)
+            for needed in listed(wanted["Action"])
+        )
         and all(_names(actual, principal) for principal in _principals(wanted))
         and (not allowed or any(fnmatchcase(given, value) for value in allowed))
     )

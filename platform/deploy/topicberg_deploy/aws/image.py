@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from fnmatch import fnmatchcase
 
 from botocore.exceptions import ClientError
 
@@ -16,13 +15,16 @@ from topicberg.errors.aws import code_of
 from topicberg.errors.meaning import means
 from topicberg.errors.table import DENIED
 from topicberg.settings import Settings
-from topicberg_deploy.aws.iam import Document, listed
+from topicberg_deploy.aws.iam import covers, listed
 from topicberg_deploy.context import DeployContext
 
 logger = logging.getLogger(__name__)
-_SERVICE = "emr-serverless.amazonaws.com"
 _IMAGE = re.compile(r"(?P<registry>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\..*?/(?P<name>[^:@]+)")
-_PULL = ["ecr:BatchGetImage", "ecr:DescribeImages", "ecr:GetDownloadUrlForLayer"]
+_PULL = {
+    "Effect": "Allow",
+    "Principal": {"Service": "emr-serverless.amazonaws.com"},
+    "Action": ["ecr:BatchGetImage", "ecr:DescribeImages", "ecr:GetDownloadUrlForLayer"],
+}
 
 
 def image_repository(config: Settings) -> re.Match[str] | None:
@@ -36,7 +38,7 @@ def check_image(context: DeployContext) -> None:
 
     https://docs.aws.amazon.com/emr/latest/EMR-Serverless-UserGuide/application-custom-image.html
 
-    :raises TopicbergError: there is no such repository
+    :raises TopicbergError: the repository does not exist
     """
     repository = image_repository(context.config)
     if repository is None or repository["region"] != context.config.aws_region:
@@ -54,28 +56,11 @@ def check_image(context: DeployContext) -> None:
         if not means(error, DENIED) and code_of(error) != "RepositoryPolicyNotFoundException":
             raise
         policy = '{"Statement": []}'
-    if not any(map(_lets_pull, listed(json.loads(policy)["Statement"]))):
+    if not any(covers(statement, _PULL) for statement in listed(json.loads(policy)["Statement"])):
         logger.warning(
             "it is not proved that EMR Serverless may pull %s. If job runs fail with it, let the "
             "owner of repository %s add this statement to those of its policy: %s",
             context.config.emr.image,
             name,
-            json.dumps({"Effect": "Allow", "Principal": {"Service": _SERVICE}, "Action": _PULL}),
+            json.dumps(_PULL),
         )
-
-
-def _lets_pull(statement: Document) -> bool:
-    """Return whether a statement lets the service, or everyone, do all that a pull takes."""
-    principal = statement.get("Principal", {})
-    services = principal.get("Service", []) if isinstance(principal, dict) else principal
-    return (
-        statement["Effect"] == "Allow"
-        and not {"*", _SERVICE}.isdisjoint(listed(services))
-        and all(
-            any(
-                fnmatchcase(needed.lower(), action.lower())
-                for action in listed(statement.get("Action", []))
-            )
-            for needed in _PULL
-        )
-    )

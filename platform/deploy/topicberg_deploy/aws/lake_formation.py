@@ -191,11 +191,12 @@ def _wanted(context: DeployContext, lake: DataLake) -> Iterator[LakeGrant]:
         if role := roles.get("emr"):
             yield from _reads(role, database)
     needed = ("DESCRIBE",) if context.only_plans else ("DESCRIBE", "DROP")
+    deployer = caller(context) if topics or derived else ""
     for database in (*topics, *derived):
         # Who creates a database has no permissions on tables that others create in it: without
         # these, `plan` takes the topics' tables for missing, and `delete` leaves them.
         # https://docs.aws.amazon.com/lake-formation/latest/dg/implicit-permissions.html
-        yield LakeGrant(caller(context), needed, _tables(database))
+        yield LakeGrant(deployer, needed, _tables(database))
         if role := roles.get("snowflake"):
             yield from _reads(role, database)
     for database in derived:

@@ -127,7 +127,7 @@ class Deployed:
         names, config, buckets = self.names, self.config, self.buckets
         topics = config.tableflow_namespace or CLUSTER_IDS
         derived = [*map(names.namespace, pipelines(self.specs))]
-        iam = config.iam
+        iam, image = config.iam, image_repository(config)
         given = (iam.tableflow_role_arn, iam.snowflake_role_arn, iam.emr_role_arn)
 
         def ssm(*paths: str) -> list[str]:
@@ -162,9 +162,9 @@ class Deployed:
             "workgroup": [self.arn("athena", f"workgroup/{names.athena_workgroup}")],
             "repository": [
                 f"arn:aws:ecr:{image['region']}:{image['registry']}:repository/{image['name']}"
-                for image in (image_repository(config),)
-                if image
-            ],
+            ]
+            if image
+            else [],
             "any": ["*"],
             "passed_role": [iam.emr_role_arn or self.iam("role", names.emr_role)[0]],
         }

@@ -396,10 +396,9 @@ def probe(
     results = []
     for result in probe.probe(context, is_reported=report is not None):
         results.append(result)
-        difference = result.otherwise if result.difference is None else result.difference
-        state = "differs" if result.difference else "as expected"
-        state = "not tried" if result.difference is None else state
-        echo(f"{state}: {result.what}{difference and f': {difference}'}")
+        state = {None: "not tried", "": "as expected"}.get(result.difference, "differs")
+        why = result.otherwise if result.difference is None else result.difference
+        echo(f"{state}: {result.what}{why and f': {why}'}")
     if report is not None:
         report.write(probe.report(context, results))
         echo(f"wrote {report.name}", err=True)

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from topicberg.clients.confluent import ConflictError, if_found
 from topicberg.errors.incompatible import refusal
 from topicberg.formats.table import FORMATS
-from topicberg.kafka.topics import losing_configs
+from topicberg.kafka.topics import WaitingDriftError, losing_configs, partition_drift
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
 from topicberg.topics.schema import read_schema
@@ -59,9 +59,8 @@ class KafkaTopic(Resource):
         configurations by which Kafka deletes records."""
         if (live := context.live.get(self.key)) is None or context.irrevocable:
             return {}
-        has, wanted = live.fields["partitions"], self.spec.partitions
-        grows = has < wanted and not self.spec.is_compacted
-        more = {"partitions": wanted} if grows else {}
+        drift = partition_drift(self.spec, live.fields["partitions"])
+        more = {"partitions": self.spec.partitions} if isinstance(drift, WaitingDriftError) else {}
         return more | losing_configs(self.spec.kafka_config, live.fields)
 
     def remark(self, context: DeployContext, live: Live) -> str:

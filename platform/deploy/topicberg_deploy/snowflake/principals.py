@@ -302,7 +302,7 @@ class FutureGrant(Grant):
     It takes MANAGE GRANTS: https://docs.snowflake.com/en/sql-reference/sql/grant-privilege
     """
 
-    kind = "grant of what will be"
+    kind = "future grant"
 
     def find(self, context: DeployContext) -> Live | None:
         rows = find(context, f"SHOW FUTURE GRANTS TO ROLE {quote(self.role)}", GRANTOR) or []

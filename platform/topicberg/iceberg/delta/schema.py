@@ -89,13 +89,6 @@ def _check_columns(table: Table) -> None:
     """
     ids: dict[str, int] = {}
     names: dict[int, str] = {}
-    for number, column in index_by_id(table.schema()).items():
-        if column.initial_default is not None:
-            raise TableflowError(
-                f"table {'.'.join(table.name())}: column {table.schema().find_column_name(number)} "
-                "was added with a default: in Delta, rows of older files would have null",
-                hint="remove DELTA from tableflow.table_formats, or recreate the table",
-            )
     for schema in table.schemas().values():
         for number, name in index_name_by_id(schema).items():
             if ids.setdefault(name, number) != number or names.setdefault(number, name) != name:
@@ -104,6 +97,13 @@ def _check_columns(table: Table) -> None:
                     "its name was another column's: the Delta log cannot represent that",
                     hint="remove DELTA from tableflow.table_formats, or recreate the table",
                 )
+    for number, column in index_by_id(table.schema()).items():
+        if column.initial_default is not None:
+            raise TableflowError(
+                f"table {'.'.join(table.name())}: column {table.schema().find_column_name(number)} "
+                "was added with a default: in Delta, rows of older files would have null",
+                hint="remove DELTA from tableflow.table_formats, or recreate the table",
+            )
 
 
 @dataclass

@@ -69,11 +69,10 @@ class Lake:
             self._check(table, ())
         for error in without_table(self.topics, self.derived_by_name):
             raise error
-        known = {*self._named} if self.left_out else None
         checks = (c for c in self.own_checks if missing.isdisjoint(c.tables))
         # A name that is merely wrong, where no topic was left out, is an error of the validation.
-        own_checks = tuple(c for c in checks if known is None or known >= {*c.tables})
-        object.__setattr__(self, "own_checks", own_checks)
+        own = tuple(c for c in checks if not self.left_out or self._named.keys() >= {*c.tables})
+        object.__setattr__(self, "own_checks", own)
         self._validate_checks()
 
     def _without_missing(self) -> tuple[tuple[DerivedTable, ...], set[str]]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from topicberg.errors import SpecError, TopicbergError
+from topicberg.errors import SpecError
 from topicberg.files import replace_file, topic_file
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec, check_topics, deadletters
@@ -23,7 +23,7 @@ from topicberg.topics.kept import Files, spec_files
 from topicberg.topics.requests import (
     StoredRequest,
     change_request,
-    has_found,
+    last_request,
     read_request,
     read_requests,
     requests_folder,
@@ -55,9 +55,7 @@ def enable(
     :returns: the spec that the engine uses from now on
     :raises SpecError: a setting is invalid
     """
-    request, given = StoredRequest(topic=topic, enabled=True), dict(tableflow or {})
-    with suppress(TopicbergError):  # a damaged request is replaced
-        request = read_request(config, topic) or request
+    request, given = last_request(config, topic), dict(tableflow or {})
     if discovered is not None:
         request.found, request.write_mode = discovered, None
     request.write_mode = write_mode or request.write_mode
@@ -151,8 +149,11 @@ class Requested:
         if (files := spec_files(self._config, requests_folder(self._config))) != self._files:
             self._found, before = usable_topics(self._config), self._requests
             self._files, self._requests = files, read_requests(self._config)[0]
-            new = self._requests.items()
-            self._changed |= {name: r for name, r in new if r != before.get(name)}
+            self._changed |= {
+                name: request
+                for name, request in self._requests.items()
+                if request != before.get(name)
+            }
         return self._found
 
     def changed(self) -> dict[str, StoredRequest]:
@@ -214,8 +215,8 @@ def known_topics(config: Settings) -> set[str]:
 
 def needs_look(config: Settings, topic: str) -> bool:
     """Return whether what a topic is follows from Kafka and the registry: it has no spec."""
-    is_without = has_found(config, topic) or topic not in enabled_topics(config)
-    return is_without and topic not in _described(config)
+    was_found = last_request(config, topic).found is not None
+    return (was_found or topic not in enabled_topics(config)) and topic not in _described(config)
 
 
 def find_topic(config: Settings, topic: str) -> TopicSpec:

@@ -68,7 +68,7 @@ CONFLICT_ATTEMPTS = 5
 
 
 class AbandonedError(TopicbergError):
-    """The engine gave up the topic while a batch was running; it was not committed."""
+    """The topic was paused or left to another engine while a batch ran, which is not committed."""
 
 
 class BatchFailedError(TopicbergError):

@@ -77,7 +77,7 @@ class Ingestion:
         self._abandoned.clear()
 
     def abandon(self) -> None:
-        """Let the running turn end without a commit: the topic belongs to another engine."""
+        """Let the running turn end without a commit: the topic is paused, or another engine's."""
         self._abandoned.set()
         if (ingestor := self._ingestor) is not None:
             ingestor.interrupt()

@@ -97,8 +97,11 @@ class LakeFormation:
             raise Refusal(HTTPStatus.BAD_REQUEST, "AccessDeniedException", text)
 
     def permissions(self, request: Document, caller: str) -> Document:
-        """Answer ListPermissions."""
+        """Answer ListPermissions; raises Refusal: of one principal, resource or type only."""
         who, resource = request.get("Principal"), request.get("Resource")
+        if bool(who) != bool(resource) or "ResourceType" in request:
+            text = "the local AWS emulator lists permissions of a principal on a resource, or all"
+            raise Refusal(HTTPStatus.NOT_IMPLEMENTED, "UnsupportedOperation", text)
         grants = self._backend.list_permissions(self._account)
         if who and resource:
             effective = self._effective(who["DataLakePrincipalIdentifier"], resource)
