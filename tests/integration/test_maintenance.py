@@ -13,9 +13,12 @@ from typing import Any
 import dagster as dg
 import pytest
 from conftest import KillService
+from found_topics import AVRO_TOPIC
 from kafka_topics import ORDER, Topic
 from pyiceberg.table import Table
+from typer.testing import CliRunner
 
+from topicberg.cli import app
 from topicberg.endpoints import CATALOG
 from topicberg.errors import TopicbergError
 from topicberg.iceberg import summaries
@@ -29,6 +32,7 @@ from topicberg.iceberg.maintenance import (
 from topicberg.iceberg.maintenance.orphans import remove_orphans
 from topicberg.query import run_query
 from topicberg.spark import new_session, quote
+from topicberg.tableflow.service import control
 from topicberg.tableflow.service.engine import Ingestor
 from topicberg.tableflow.values import commit
 
@@ -240,6 +244,24 @@ def test_old_rows_go_and_stay_away(topic: Topic) -> None:
     run(topic, EAGER)
     assert counts(topic) == 12
     assert commit.committed(table.refresh()) == offsets
+
+
+def test_shorter_retention_begins_with_the_command_that_asks(topic: Topic) -> None:
+    append(topic.table(), 0, when=datetime.now(UTC) - timedelta(days=40))
+    append(topic.table(), 5)
+    kept, name = {"data_retention_ms": 30 * 86_400_000}, topic.spec.name
+    spec = control.enable(topic.config, name, kept, discovered=AVRO_TOPIC, command=True)
+    try:
+        assert not maintain(spec, topic.endpoints, topic.config).rows_expired
+        refused = CliRunner().invoke(app, ["tableflow", "maintain", name], input="n\n")
+        assert "Delete rows that are older than 30 days from now on?" in refused.output
+        assert not maintain(spec, topic.endpoints, topic.config).rows_expired
+        done = CliRunner().invoke(app, ["tableflow", "maintain", name, "--yes"])
+        assert "5 rows expired" in done.output
+        assert sorted(row["id"] for row in topic.rows("id")) == [*range(5, 10)]
+        assert "Delete" not in CliRunner().invoke(app, ["tableflow", "maintain", name]).output
+    finally:
+        control.disable(topic.config, name)
 
 
 def test_compaction_beside_ingestion(make_topic: MakeTopic) -> None:

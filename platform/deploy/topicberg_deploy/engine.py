@@ -143,10 +143,9 @@ def examine(resource: Resource, context: DeployContext) -> Step:
         changes = difference(resource, context, live)
     except MissingError as error:
         return Step(resource, Action.CHANGE, reason=f"follows {error.key}")
-    if not changes:
-        return Step(resource, Action.KEEP, reason=resource.remark(context, live))
     is_replaced = set(changes) & resource.replaced_for
-    return Step(resource, Action.REPLACE if is_replaced else Action.CHANGE, changes)
+    action = Action.REPLACE if is_replaced else Action.CHANGE if changes else Action.KEEP
+    return Step(resource, action, changes, resource.remark(context, live))
 
 
 def _wait(resource: Resource, context: DeployContext, reason: str) -> Step:

@@ -37,6 +37,7 @@ from topicberg_deploy.confluent.integrations import (
     ProviderIntegration,
 )
 from topicberg_deploy.confluent.keys import RotatingKey
+from topicberg_deploy.confluent.tableflow import TableflowTopic
 from topicberg_deploy.context import CLUSTER as CLUSTER_KEY
 from topicberg_deploy.context import ENVIRONMENT, DeployContext
 from topicberg_deploy.platform import resources
@@ -204,6 +205,35 @@ def test_every_request_is_as_the_apis_want_it(server: Stackless) -> None:
     # Schemas go with the environment: no account has the right to delete them, or needs it.
     assert not any(one.method == "DELETE" and "/subjects" in one.path for one in server.asked)
     assert {one.operation for one in server.asked if one.method != "GET"} >= CHANGING
+
+
+def test_rows_are_deleted_earlier_only_if_that_is_irrevocable(server: Stackless) -> None:
+    create(server)
+    config = server.enabled["stock_trades"]["config"]
+    context, graph = opened(server)
+    (table,) = [one for one in graph if isinstance(one, TableflowTopic)]
+    day = 86_400_000
+    for before, wanted, is_irrevocable, after in (
+        (None, 30, False, None),
+        (90, 30, False, 90),
+        (90, 30, True, 30),
+        (30, 90, False, 90),
+    ):
+        config.pop("data_retention_ms", None)
+        config |= {} if before is None else {"data_retention_ms": str(before * day)}
+        config["retention_ms"] = "86400000"  # differs as well
+        kept = table.spec.tableflow.model_copy(update={"data_retention_ms": wanted * day})
+        changed = replace(table, spec=table.spec.model_copy(update={"tableflow": kept}))
+        context, _ = opened(server)
+        engine.plan(graph, context)
+        context.irrevocable = is_irrevocable
+        step = engine.examine(changed, context)
+        waits = wanted != after
+        assert ("--irrevocable` deletes rows that are older than 30 days" in step.reason) == waits
+        engine.converge(changed, context, quiet)
+        assert config.get("data_retention_ms") == (None if after is None else str(after * day))
+        assert config["retention_ms"] != "86400000"
+        assert engine.examine(changed, context).action == Action.KEEP
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID, SetProper
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import LongType, NestedField, TimestamptzType
+from specs import minimal
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TopicbergError
@@ -37,6 +38,7 @@ from topicberg.iceberg.commits import commit_update, move_main
 from topicberg.iceberg.data_files import DataFileWriter, WriteTarget
 from topicberg.iceberg.file_facts import Files, live
 from topicberg.iceberg.hours import HOUR_MICROSECONDS, FileHours
+from topicberg.iceberg.maintenance import retention
 from topicberg.iceberg.maintenance.compaction import bytes_to_merge, due_tiers, many_deletes, tiers
 from topicberg.iceberg.maintenance.expiry import Expirable, _only_of, expirable, expire, remove
 from topicberg.iceberg.maintenance.orphans import remove_orphans
@@ -112,18 +114,32 @@ def test_merging_ends(sizes: list[int]) -> None:
     assert sum(size < tiers(TARGET)[0].max_bytes for size in sizes) <= 4
 
 
-def test_retention_for_ever_is_possible() -> None:
-    spec = TopicSpec.model_validate(
-        {
-            "name": "t",
-            "pipeline": "p",
-            "schema": {"format": "none"},
-            "tableflow": {"retention_ms": 2**63 - 1, "data_retention_ms": 30 * 86_400_000},
-        }
-    )
-    policy = topic_policy(spec)
-    assert policy.retention > timedelta(days=365 * 50)
-    assert policy.data_retention == timedelta(days=30)
+def keeping(data_retention_ms: int | None) -> TopicSpec:
+    kept = {"retention_ms": 2**63 - 1, "data_retention_ms": data_retention_ms}
+    return TopicSpec.model_validate(minimal(tableflow=kept))
+
+
+def test_rows_are_kept_for_the_shorter_time_that_was_agreed_to(catalog: SqlCatalog) -> None:
+    """A history of saved specs and of agreements deletes no row earlier than a table may."""
+    month, year, ever = 30 * 86_400_000, 365 * 86_400_000, 2**63 - 1
+    table = catalog.create_table("shop.orders", Schema(NestedField(1, "id", LongType())))
+    assert topic_policy(keeping(None), table).retention > timedelta(days=365 * 50)
+    kept = timedelta.max
+    steps = Random(1).choices([month, year, ever, None], k=60)
+    for number, wanted in enumerate(steps):
+        spec = keeping(wanted)
+        says = timedelta.max if wanted in (ever, None) else timedelta(milliseconds=wanted)
+        assert retention.is_shorter(spec, table) == (says < kept)
+        if number % 3 == 0:
+            retention.agree(table, spec)
+            kept = says
+        retention.follow_longer(table, spec)
+        kept = max(kept, says)
+        policy = topic_policy(spec, table.refresh())
+        assert (policy.data_retention or timedelta.max) == kept
+    with table.transaction() as transaction:
+        transaction.set_properties({retention.AGREED: "a month"})
+    assert topic_policy(keeping(month), table).data_retention is None
 
 
 def test_an_hour_of_hasty_commits_is_cut_short(catalog: SqlCatalog) -> None:
@@ -355,8 +371,8 @@ def test_expirable_keeps_what_users_retain_of_a_branch(catalog: SqlCatalog) -> N
         table.append(pa.table({"id": [number]}))
     head, year = table.metadata.current_snapshot_id or 0, 365 * 86_400_000
     move, audit = move_main(table, head), {"ref_name": "audit", "min_snapshots_to_keep": 3}
-    for retention in (audit, {"max_snapshot_age_ms": year}):
-        commit_update(table, move.model_copy(update=retention))
+    for policy in (audit, {"max_snapshot_age_ms": year}):
+        commit_update(table, move.model_copy(update=policy))
     SnapshotChange(table.refresh(), Operation.APPEND).commit()
     last_ms, policy = table.refresh().metadata.last_updated_ms, MaintenancePolicy(min_snapshots=1)
     assert not expirable(table, policy, last_ms + year // 2)

@@ -117,6 +117,14 @@ def test_unapplied_of_the_same_spec_is_nothing(held: Table) -> None:
             "run `topicberg tableflow upgrade orders`, which cannot be undone",
         ),
         (
+            {
+                "table": {"partitioning": list(PARTITIONING)},
+                "tableflow": {"data_retention_ms": 30 * 86_400_000},
+            },
+            "the spec keeps rows for 30 days, its table for longer",
+            "run `topicberg tableflow maintain orders` to delete older rows from now on",
+        ),
+        (
             {"table": {"partitioning": list(PARTITIONING), "headers": "list"}},
             "the column $$headers of its table is a map, the spec says list",
             "set `table.headers: map`, or run `topicberg tableflow disable orders --drop-table`",
@@ -128,6 +136,7 @@ def test_unapplied_of_the_same_spec_is_nothing(held: Table) -> None:
         "schema.format",
         "key.format",
         "format_version",
+        "data_retention_ms",
         "headers",
     ],
 )

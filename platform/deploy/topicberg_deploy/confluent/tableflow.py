@@ -9,6 +9,7 @@ from pydantic import SecretStr
 
 from topicberg.clients.confluent import CredentialsError, FailedError, GoneError
 from topicberg.clients.secrets import ApiKey
+from topicberg.iceberg.maintenance.retention import described
 from topicberg.settings import Settings
 from topicberg.tableflow.service.confluent import (
     TOPICS,
@@ -39,6 +40,7 @@ PENDING_POLLS = 8
 """Times that PENDING must be seen on a topic without a source: Tableflow may wait for records."""
 WRITE_MODES = {"append": "APPEND", "upsert": "UPSERT"}
 """Of a spec → of Tableflow, which derives it from the topic when it is enabled, once for all."""
+_ROWS_KEPT = "data_retention_ms"
 _STORAGE = ("kind", "bucket_name", "provider_integration_id")
 
 
@@ -51,7 +53,7 @@ def config_of(spec: TopicSpec) -> dict[str, Any]:
         "retention_ms": str(tableflow.retention_ms),
         "error_handling": {"mode": handling.mode, **target},
         "metadata_column_naming_scheme": tableflow.metadata_column_naming_scheme,
-        **({} if data_retention is None else {"data_retention_ms": str(data_retention)}),
+        **({} if data_retention is None else {_ROWS_KEPT: str(data_retention)}),
     }
 
 
@@ -96,6 +98,19 @@ class TableflowTopic(Resource):
         facts = {"status": status, "table_path": storage.get("table_path"), "write_mode": mode}
         return Live(self.name, fields, facts)
 
+    def _config(self, context: DeployContext) -> dict[str, Any]:
+        """Return :func:`config_of` the spec; rows are deleted earlier than now with ``create
+        --irrevocable`` only."""
+        config, live = config_of(self.spec), context.live.get(self.key)
+        if live is None or context.irrevocable or _ROWS_KEPT not in config:
+            return config
+        kept = live.fields.get(f"config.{_ROWS_KEPT}")
+        if kept is None:
+            del config[_ROWS_KEPT]
+        elif int(kept) > int(config[_ROWS_KEPT]):
+            config[_ROWS_KEPT] = kept
+        return config
+
     def remark(self, context: DeployContext, live: Live) -> str:
         """Return which write mode is none of topicberg's, such as ``UPSERT_HISTORY``: Confluent
         has added some, and enabling Tableflow again would lose the table; and which catalogs do
@@ -107,6 +122,11 @@ class TableflowTopic(Resource):
         if mode not in (None, *WRITE_MODES.values()):
             remarks.append(
                 f"Confluent writes it in mode {mode}, its spec means {wanted}: left as it is"
+            )
+        if self._config(context) != config_of(self.spec):
+            remarks.append(
+                "`topicberg deploy create --irrevocable` deletes rows that are older than "
+                f"{described(self.spec)}, which cannot be undone"
             )
         return "; ".join(remarks)
 
@@ -126,7 +146,7 @@ class TableflowTopic(Resource):
             "storage": [storage.get(name) for name in _STORAGE],
             "table_formats": sorted(self.spec.tableflow.table_formats),
             "suspended": False,
-            **{f"config.{name}": value for name, value in config_of(self.spec).items()},
+            **{f"config.{name}": value for name, value in self._config(context).items()},
         }
 
     def waits(self, context: DeployContext) -> str:
@@ -147,7 +167,7 @@ class TableflowTopic(Resource):
     def update(self, context: DeployContext, live: Live, changes: Changes) -> None:
         spec: dict[str, Any] = dict(context.place)
         if any(name.startswith("config.") for name in changes):
-            spec["config"] = config_of(self.spec)
+            spec["config"] = self._config(context)
         if "table_formats" in changes:
             spec["table_formats"] = list(self.spec.tableflow.table_formats)
         if "suspended" in changes:

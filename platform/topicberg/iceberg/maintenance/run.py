@@ -23,7 +23,7 @@ from topicberg.iceberg import clocks, delta, position_deletes, read_tags, summar
 from topicberg.iceberg.data_files import file_bytes
 from topicberg.iceberg.file_facts import Files, live
 from topicberg.iceberg.files import may_delete
-from topicberg.iceberg.maintenance import compaction, conflicts, expiry, orphans, ttl
+from topicberg.iceberg.maintenance import compaction, conflicts, expiry, orphans, retention, ttl
 from topicberg.iceberg.maintenance.policy import MaintenancePolicy
 from topicberg.settings import Settings
 from topicberg.topics import TopicSpec
@@ -83,13 +83,10 @@ class MaintenanceReport:
         return any(self.counts.values()) or bool(self.postponed)
 
 
-def topic_policy(spec: TopicSpec) -> MaintenancePolicy:
-    """Return the rules of a topic's spec."""
-    kept = spec.tableflow.data_retention_ms
-    return MaintenancePolicy(
-        retention=_milliseconds(spec.tableflow.retention_ms),
-        data_retention=None if kept is None else _milliseconds(kept),
-    )
+def topic_policy(spec: TopicSpec, table: Table) -> MaintenancePolicy:
+    """Return the rules of a topic's spec for a table; see :mod:`.retention`."""
+    kept = timedelta(milliseconds=min(spec.tableflow.retention_ms, retention.EVER))
+    return MaintenancePolicy(retention=kept, data_retention=retention.data_retention(table, spec))
 
 
 def maintain(
@@ -103,11 +100,12 @@ def maintain(
     """
     table = endpoints.catalog(config).load_table(spec.table_identifier(config))
     keys = [spec.metadata_column(name) for name in (PARTITION, RAW_KEY)]
+    retention.follow_longer(table, spec)
     delta.sync(table, spec)  # a file must leave the Delta log before expiry deletes it
     report = maintain_table(
         table,
         endpoints,
-        policy or topic_policy(spec),
+        policy or topic_policy(spec, table),
         # Sort by the primary key, so that a query for one key reads few row groups.
         sort_by=keys if spec.is_compacted else (),
         timestamp=spec.metadata_column("timestamp"),
@@ -286,8 +284,3 @@ def _listed_at_ms(table: Table) -> int:
         return int(noted)
     entries: list[Any] = [*table.metadata.metadata_log, *table.metadata.snapshots]
     return min((entry.timestamp_ms for entry in entries), default=table.metadata.last_updated_ms)
-
-
-def _milliseconds(number: int) -> timedelta:
-    """Return a timedelta, up to its maximum: retention may be "for ever" (2**63 - 1)."""
-    return timedelta(milliseconds=min(number, 10**12 * 3))

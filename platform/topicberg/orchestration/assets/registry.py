@@ -96,7 +96,7 @@ class Table(LakeTable, ABC):
         from topicberg.iceberg.maintenance import MaintenancePolicy, maintain_table, topic_policy
 
         iceberg = lakehouse.catalog().load_table(self.identifier)
-        policy = MaintenancePolicy(retention=topic_policy(self.root).retention)
+        policy = MaintenancePolicy(retention=topic_policy(self.root, iceberg).retention)
         return maintain_table(iceberg, lakehouse.endpoints(), policy, time=self.time)
 
     @property

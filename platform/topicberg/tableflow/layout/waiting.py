@@ -21,6 +21,7 @@ from pyiceberg.types import MapType
 from topicberg.endpoints import Endpoints
 from topicberg.errors import TableflowError, TopicbergError
 from topicberg.formats import metadata
+from topicberg.iceberg.maintenance import retention
 from topicberg.iceberg.tables import find_table
 from topicberg.kafka.discovery import list_topics
 from topicberg.kafka.topics import config_drift, partition_drift, topic_configs
@@ -217,6 +218,13 @@ def unapplied(table: Table, spec: TopicSpec) -> Iterator[WaitingChange]:
                 f"the column {name} of its table is a {kind}, the spec says {spec.table.headers}",
                 f"set `table.headers: {kind}`, or {start_again(spec.name)}",
             )
+    if retention.is_shorter(spec, table):
+        yield WaitingChange(
+            spec.name,
+            f"the spec keeps rows for {retention.described(spec)}, its table for longer",
+            f"run `topicberg tableflow maintain {spec.name}` to delete older rows from now on, "
+            "which cannot be undone, or take `tableflow.data_retention_ms` back",
+        )
     if spec.table.format_version > table.format_version:
         yield WaitingChange(
             spec.name,

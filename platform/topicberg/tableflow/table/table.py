@@ -16,6 +16,7 @@ from pyiceberg.types import StructType
 from topicberg.errors import TableflowError, TableFormatError
 from topicberg.formats.limits import MAX_FIELDS
 from topicberg.formats.metadata import HEADERS
+from topicberg.iceberg.maintenance import retention
 from topicberg.iceberg.names import shared_full_name
 from topicberg.iceberg.readers import require_spark
 from topicberg.iceberg.shared_keys import delete_all_shared
@@ -131,6 +132,7 @@ def _create(
             waiting.KEY_FRAMING: waiting.key_framing(spec),
             **({waiting.EVENT_TIME_RULE: rule} if (rule := waiting.event_time_rule(spec)) else {}),
             **waiting.formats(spec),
+            **retention.agreed(spec),
         },
         optional={**_PROPERTIES, **(_UPSERT_PROPERTIES if spec.write_mode == "upsert" else {})},
         bounded=_bounded_columns(spec),

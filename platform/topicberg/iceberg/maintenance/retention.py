@@ -1,0 +1,59 @@
+"""How long a topic's table keeps rows: as the spec says, but no shorter than a user agreed to.
+
+Saving a spec deletes nothing: a shorter retention waits for `topicberg tableflow maintain`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from pyiceberg.table import Table
+
+from topicberg.topics import TopicSpec
+
+AGREED = "topicberg.data-retention-ms"
+"""Table property: what the spec said when the table was created, or a command agreed to later."""
+EVER = 10**12 * 3
+"""Milliseconds; a longer time is no valid timedelta."""
+
+
+def data_retention(table: Table, spec: TopicSpec) -> timedelta | None:
+    """Return the age from which rows are deleted, or None: they are kept for ever."""
+    kept = max(_wanted(spec), _agreed(table))
+    return None if kept == EVER else timedelta(milliseconds=kept)
+
+
+def is_shorter(spec: TopicSpec, table: Table) -> bool:
+    """Return whether the spec deletes rows that the table was to keep."""
+    return _wanted(spec) < _agreed(table)
+
+
+def described(spec: TopicSpec) -> str:
+    """Return how long the spec keeps rows."""
+    return f"{_wanted(spec) / 86_400_000:,.4g} days"
+
+
+def agreed(spec: TopicSpec) -> dict[str, str]:
+    """Return the property of a table whose rows may be deleted at the age that the spec says."""
+    return {AGREED: str(_wanted(spec))}
+
+
+def agree(table: Table, spec: TopicSpec) -> None:
+    """Let rows be deleted at the age that the spec says from now on."""
+    with table.transaction() as transaction:
+        transaction.set_properties(agreed(spec))
+
+
+def follow_longer(table: Table, spec: TopicSpec) -> None:
+    """Note a longer retention, so that the former one would be a shorter one again."""
+    if _wanted(spec) > _agreed(table):
+        agree(table, spec)
+
+
+def _wanted(spec: TopicSpec) -> int:
+    return min(spec.tableflow.data_retention_ms or EVER, EVER)
+
+
+def _agreed(table: Table) -> int:
+    text = table.properties.get(AGREED, "")
+    return min(int(text), EVER) if text.isascii() and text.isdigit() else EVER
