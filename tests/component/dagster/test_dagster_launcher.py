@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -82,6 +83,23 @@ def test_a_run_that_is_killed_has_failed_at_once(instance: dg.DagsterInstance) -
     process(instance, run_id).kill()
     wait_until(until(instance, run_id, dg.DagsterRunStatus.FAILURE), 30)
     assert any("SIGKILL" in entry.message for entry in instance.all_logs(run_id))
+
+
+def test_end_of_a_run_is_reported_once_the_disk_has_room(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, report = [OSError(errno.ENOSPC, "No space left on device")], instance.report_run_failed
+
+    def report_later(*arguments: Any) -> Any:
+        if full:
+            raise full.pop()
+        return report(*arguments)
+
+    monkeypatch.setattr(instance, "report_run_failed", report_later)
+    run_id = launch(instance, long)
+    process(instance, run_id).kill()  # before it has started
+    wait_until(until(instance, run_id, dg.DagsterRunStatus.FAILURE), 60)
+    assert not full
 
 
 def test_a_run_that_is_terminated_is_canceled(instance: dg.DagsterInstance) -> None:

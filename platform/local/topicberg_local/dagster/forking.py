@@ -20,6 +20,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -34,10 +35,12 @@ from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._grpc.types import ExecuteRunArgs
 from dagster._serdes import serialize_value
 from dagster._utils import get_run_crash_explanation
+from tenacity import stop_after_delay, wait_fixed
 
 from topicberg.dagster import BACKGROUND
 from topicberg.dagster.compatibility import require_attributes, require_parameters
 from topicberg.dagster.runs import PROCESS, named_process, process_of
+from topicberg.errors.retry import retry
 
 LIBRARIES = (
     "avro.schema",
@@ -59,6 +62,7 @@ LIBRARIES = (
 NICENESS = 10
 """Of runs in the background: with 40 active topics, checks delayed the tables by seconds."""
 _SERVER = get_context("forkserver")
+_REPORTING = stop_after_delay(3600)
 
 
 class ForkingRunLauncher(DefaultRunLauncher):
@@ -86,6 +90,11 @@ class ForkingRunLauncher(DefaultRunLauncher):
     def _watch(self, process: BaseProcess, run_id: str) -> None:
         """Report the failure of a run whose process ended without reporting a result."""
         process.join()  # also returns if the fork server that reports the end has ended
+        # It may have ended as the disk was full, which keeps this from being reported, too.
+        report = partial(self._report_end, process, run_id)
+        retry(report, _REPORTING, on=Exception, wait=wait_fixed(5))
+
+    def _report_end(self, process: BaseProcess, run_id: str) -> None:
         run = self._instance.get_run_by_id(run_id)
         if run is None or run.is_finished or process_of(self._instance, run):
             return
