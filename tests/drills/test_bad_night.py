@@ -204,7 +204,7 @@ FAULTS = (
     Fault("clock", wrong_clock),
     Fault("spec", broken_spec, "specs", "returns"),
     Fault("database", broken_database),
-    Fault("engine", killed_engine),
+    Fault("engine", killed_engine, "service tableflow", "nothing listens|it ended", True),
     Fault("daemon", frozen_process("dagster._daemon"), f"service {DAEMON}", "heartbeat"),
     Fault("webserver", frozen_process("dagster_webserver"), f"service {WEBSERVER}", "no answer"),
     *map(frozen, ("kafka", "s3", "spark", "tableflow")),
