@@ -424,7 +424,10 @@ def replay(
     if dry_run:
         echo("nothing was changed")
     elif done.counts[FAILED]:
-        echo(f"fix what is wrong with these, then run `topicberg tableflow replay {topic}` again")
+        echo(
+            f"fix what is wrong with these, then run the command again, or `topicberg tableflow "
+            f"acknowledge {topic}`"
+        )
 
 
 def acknowledge(topic: Topic) -> None:

@@ -397,7 +397,9 @@ class LeftOut:
         is_logged = spec.tableflow.error_handling.mode == "LOG"
         self._dead_letters = DeadLetters(spec, endpoints, config) if is_logged else None
 
-    def malformed(self, plan: BatchPlan, table: Table, rejections: Rejections) -> None:
+    def malformed(
+        self, plan: BatchPlan, table: Table, rejections: Rejections, hint: str | None = None
+    ) -> None:
         """Treat malformed records; raise TableflowError before the first of them (SUSPEND)."""
         if rejections.first is None:
             return
@@ -405,9 +407,9 @@ class LeftOut:
         if rejections.is_final:
             raise TableflowError(
                 f"topic {name}, partition {partition}, offset {offset}: {reason}",
-                hint=f"fix the producer, or run `topicberg tableflow enable {name} "
-                "--error-handling LOG` to send such records to a dead-letter topic (SKIP leaves "
-                "them out)",
+                hint=hint
+                or f"fix the producer, or run `topicberg tableflow enable {name} --error-handling "
+                "LOG` to send such records to a dead-letter topic (SKIP leaves them out)",
             )
         self._check()
         if self._dead_letters is not None:
@@ -435,20 +437,14 @@ class LeftOut:
         """Treat changes that cannot be applied like malformed records."""
         if not refused:
             return
-        self._check()
-        name, ((partition, offset), reason) = self._spec.name, min(refused.items())
-        if self._spec.tableflow.error_handling.mode == "SUSPEND":
-            raise TableflowError(
-                f"topic {name}, partition {partition}, offset {offset}: {reason}",
-                hint="set REPLICA IDENTITY FULL in the source and let Debezium read the row again "
-                f"with an incremental snapshot; or run `topicberg tableflow skip {name} "
-                f"{partition} {offset}`",
-            )
-        if self._dead_letters is not None:
-            lost = [self._dead_letters.record(*change) for change in sorted(refused.items())]
-            self._dead_letters.write(table, plan.topic_id, plan.batch.start, lost)
-        else:
-            logger.warning(
-                "topic %s: skipped %d changes; the first one: partition %d, offset %d: %s",
-                *(name, len(refused), partition, offset, reason),
-            )
+        changes, letters = sorted(refused.items()), self._dead_letters
+        rejections = Rejections(self._spec.tableflow.error_handling.mode, len(changes))
+        rejections.first = *changes[0], None
+        rejections.records = [letters.record(*change) for change in changes] if letters else []
+        partition, offset = changes[0][0]
+        hint = (
+            "set REPLICA IDENTITY FULL in the source and let Debezium read the row again with an "
+            f"incremental snapshot; or run `topicberg tableflow skip {self._spec.name} {partition} "
+            f"{offset}`"
+        )
+        self.malformed(plan, table, rejections, hint)

@@ -17,18 +17,19 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-import numpy as np
+import pyarrow as pa
 from confluent_kafka import Message
 from tenacity import wait_random
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import CommitConflictError, SpecError
 from topicberg.errors.retry import conflicts, retry
+from topicberg.formats.metadata import OFFSET, PARTITION
 from topicberg.iceberg.files import discard
 from topicberg.kafka import topics as kafka
-from topicberg.kafka.consumer import batch_end, messages
+from topicberg.kafka.consumer import readable_messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset
-from topicberg.kafka.records import DamagedRecordsError, place_of, readable_headers
+from topicberg.kafka.records import headers_of, place_of
 from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_plan import BatchPlan, TablePlan
 from topicberg.tableflow.decode.columns import FORGOTTEN
@@ -39,30 +40,33 @@ from topicberg.tableflow.rejected.rejections import Rejections, without_values
 from topicberg.tableflow.rejected.waiting import Waiting
 from topicberg.tableflow.service.engine import Ingestor
 from topicberg.tableflow.service.turns import turn
-from topicberg.tableflow.table.batch_commit import Replayed, SchemasFoundError
-from topicberg.tableflow.table.later_records import DELETED, SUPERSEDED, UNCERTAIN, LaterRecords
+from topicberg.tableflow.table.batch_commit import SchemasFoundError
+from topicberg.tableflow.table.later_records import SUPERSEDED, UNCERTAIN, LaterRecords, spans
 from topicberg.tableflow.values.forgotten import ForgottenKeys
 from topicberg.tableflow.values.logs import ended_logs
 from topicberg.tableflow.values.memory import ExhaustedError
+from topicberg.tableflow.values.metadata import wrong_header
 from topicberg.tableflow.values.offsets import Batch, OffsetSet
 from topicberg.topics import TopicSpec
 
 CHUNK_RECORDS, CHUNK_BYTES = 50_000, 64 * 1024 * 1024  # Of one commit.
-ATTEMPTS, GAP = 20, 10_000  # Offsets between two records that wait, which are not read.
+ATTEMPTS = 20
 EARLIER = "dead letters of an earlier version"
-INSERTED, ERASED, TRUNCATED = "inserted", "forgotten", "truncated"
-LOST, FAILED = "not in Kafka", "failed again"
+INSERTED = "inserted"
+ERASED = "forgotten"
+TRUNCATED = "truncated"
+LOST = "not in Kafka"
+FAILED = "failed again"
 OUTCOMES = {
     INSERTED: "in the table now",
-    SUPERSEDED: "a later record of the key was read",
-    DELETED: "a later record deleted the key",
+    SUPERSEDED: "a later record of the key replaced or deleted it",
     ERASED: "the key, or a value, was forgotten",
     UNCERTAIN: "what came later of the key is not known any more",
-    TRUNCATED: "the log has no such record any more, and the dead letter only a part of it",
-    LOST: "neither the log nor the dead-letter topic has the record",
-    FAILED: "still malformed; these keep waiting",
+    TRUNCATED: "waits: the log has lost the record, and the dead letter has only a part of it",
+    LOST: "waits: neither the log nor the dead-letter topic has the record",
+    FAILED: "waits: still malformed",
 }
-"""What becomes of a record; all but the last one are final."""
+"""What becomes of a record."""
 
 
 @dataclass
@@ -91,7 +95,7 @@ class Replay:
         :raises TableflowError: the table, its schemas or the log are not as a batch needs them
         :raises CommitConflictError: others kept committing to the table
         """
-        if self.spec.changelog is not None and self.spec.write_mode == "upsert":
+        if self.spec.changes == "rows":
             raise SpecError(
                 f"topic {self.spec.name}: its table has the current rows of a database's table, "
                 "which follow from all changes in their order: none is applied later",
@@ -101,7 +105,6 @@ class Replay:
         self._table = self._ingestor.tables[0]
         self._earlier: OffsetSet | None = None  # Dead letters that no batch recorded.
         self._later: LaterRecords | None = None
-        self._waits = OffsetSet()  # Of the log that is read, after the commit before.
         try:
             self._replay()
         finally:
@@ -109,23 +112,24 @@ class Replay:
         return self
 
     def _replay(self) -> None:
-        _, log, waiting = self._plan()
-        self.unrecorded, number = waiting.unrecorded, waiting.log
-        left = {n: waiting.of(n, self.reason) for n in waiting.topic_ids}
-        own, self._total = left.setdefault(number, OffsetSet()), sum(map(len, left.values()))
-        self._first, damaged = dict(reversed([*own])), OffsetSet()
-        for records in self._chunks(self._of_log(own, log.beginning, damaged)):
-            left[number] -= OffsetSet.of(map(place_of, records))
-            self._process(number, records, is_in_log=True)
-        left[number] -= damaged
-        for n, wanted in left.items():
-            rest, cut = wanted, OffsetSet()
-            whole = self._of_dead_letters(n, waiting.topic_ids.get(n), wanted, cut)
-            for records in self._chunks(whole) if wanted else ():
+        _, _, waiting = self._plan()
+        self.unrecorded = waiting.unrecorded
+        left = {log: waiting.of(log, self.reason) for log in waiting.topic_ids}
+        own = left.setdefault(waiting.log, OffsetSet())
+        self._total, damaged = sum(map(len, left.values())), OffsetSet()
+        for records in self._chunks(self._of_log(own, damaged)):
+            left[waiting.log] -= OffsetSet.of(map(place_of, records))
+            self._process(waiting.log, records, is_in_log=True)
+        left[waiting.log] -= damaged
+        for log, wanted in left.items():
+            rest, truncated = wanted, OffsetSet()
+            letters = self._of_dead_letters(log, waiting.topic_ids.get(log), wanted, truncated)
+            for records in self._chunks(letters) if wanted else ():
                 rest -= OffsetSet.of(map(place_of, records))
-                self._process(n, records)
-            if rest and self.since_ms is None:  # else their times are not known
-                self._process(n, [], {TRUNCATED: rest & cut, LOST: rest - cut})
+                self._process(log, records)
+            if self.since_ms is None:  # else their times are not known
+                lost = {TRUNCATED: len(rest & truncated), LOST: len(rest - truncated)}
+                self._count(Counter(lost), {})
 
     def _plan(self) -> tuple[TablePlan, kafka.TopicLog, Waiting]:
         """Return the table with the columns of the newest schemas, its log, and what waits."""
@@ -137,62 +141,61 @@ class Replay:
             ended = ended_logs(into.table, into.head)
             topic_id = ended[0].topic_id if ended else into.committed.topic_id
             if self._earlier is None:
-                self._earlier = OffsetSet.of(
-                    (partition, offset)
-                    for letter in read_dead_letters(self.spec, self.endpoints, 0, topic_id)
-                    for partition, offset in [place_of(letter.record)]
-                    if offset < waiting.start.get(partition, 0)
-                )
+                self._earlier = self._earlier_ones(into, topic_id, waiting.start)
             waiting.unrecorded = max(0, waiting.unrecorded - len(self._earlier))
             waiting.add(topic_id or "", {EARLIER: self._earlier}, log=0)
             waiting.start = {}
         return into, log, waiting
 
-    def _of_log(
-        self, wanted: OffsetSet, beginning: Offsets, damaged: OffsetSet
-    ) -> Iterator[Message]:
+    def _earlier_ones(self, into: TablePlan, topic_id: str | None, ends: Offsets) -> OffsetSet:
+        """Return the dead letters of records before some offsets that are not rows of the table.
+
+        The dead letters may be those of another table of the topic, which did not have the schema.
+        """
+        letters = read_dead_letters(self.spec, self.endpoints, 0, topic_id)
+        places = (place_of(letter.record) for letter in letters)
+        earlier = OffsetSet.of(place for place in places if place[1] < ends.get(place[0], 0))
+        names = [self.spec.metadata_column(name) for name in (PARTITION, OFFSET)]
+        rows = into.table.scan(selected_fields=tuple(names)) if earlier else ()
+        for batch in rows.to_arrow_batch_reader() if rows else ():
+            columns = pa.Table.from_batches([batch]).select(names).drop_null()
+            partitions, offsets = (column.to_numpy() for column in columns.columns)
+            is_row = earlier.among(partitions, offsets)
+            is_row = zip(partitions[is_row].tolist(), offsets[is_row].tolist(), strict=True)
+            earlier -= OffsetSet.of(is_row)
+        return earlier
+
+    def _of_log(self, wanted: OffsetSet, damaged: OffsetSet) -> Iterator[Message]:
         """Yield what the log still has; ``damaged`` gets what the client cannot read."""
-        for partition, start, end in _spans(wanted):
-            start = max(start, beginning.get(partition, 0))
-            while start < end:
-                ranges = {partition: (start, end)}
-                try:
-                    for message in messages(self.endpoints, self.spec.name, ranges):
-                        start = message.offset() or 0
-                        if (partition, start) in wanted:
-                            readable_headers(message)
-                            yield message
-                    start = end
-                except DamagedRecordsError as error:
-                    first, most = max(start, error.offset), self._table.max_bytes
-                    where = self.endpoints, self.spec.name, partition
-                    start, number = batch_end(*where, first, end, most), len(damaged)
-                    for offset in range(first, start):
-                        if (partition, offset) in wanted:
-                            damaged.add((partition, offset))
-                    number = len(damaged) - number
-                    self._count(Counter({FAILED: number}), {without_values(error.message): number})
+
+        def note_damaged(partition: int, offsets: range, reason: str) -> None:
+            places = OffsetSet.of((partition, offset) for offset in offsets) & wanted
+            for place in places:
+                damaged.add(place)
+            self._count(Counter({FAILED: len(places)}), {without_values(reason): len(places)})
+
+        name = self.spec.name
+        for message in readable_messages(self.endpoints, name, spans(wanted), note_damaged):
+            if (place := place_of(message)) not in wanted:
+                continue
+            if headers_of(message) is None:
+                note_damaged(place[0], range(place[1], place[1] + 1), wrong_header("headers"))
+            else:
+                yield message
 
     def _of_dead_letters(
-        self, log: int, topic_id: str | None, wanted: OffsetSet, cut: OffsetSet
+        self, log: int, topic_id: str | None, wanted: OffsetSet, truncated: OffsetSet
     ) -> Iterator[Message]:
-        """Yield what dead letters have; ``cut`` gets those of which they have a part."""
+        """Yield what dead letters have; ``truncated`` gets those of which they have a part."""
         read = OffsetSet()
         for letter in read_dead_letters(self.spec, self.endpoints, log, topic_id):
             if (place := place_of(letter.record)) in wanted and place not in read:
-                (read if letter.is_whole else cut).add(place)
+                (read if letter.is_whole else truncated).add(place)
                 if letter.is_whole:
                     yield letter.record
 
-    def _process(
-        self,
-        log: int,
-        records: list[Message],
-        finals: Mapping[str, OffsetSet] | None = None,
-        *,
-        is_in_log: bool = False,
-    ) -> None:
-        """Commit what becomes of records; ``finals``: of others, by outcome."""
+    def _process(self, log: int, records: list[Message], *, is_in_log: bool = False) -> None:
+        """Commit what becomes of records."""
         name, attempts = ".".join(self.spec.table_identifier(self.config)), count()
 
         def attempt() -> int:
@@ -200,7 +203,7 @@ class Replay:
             size = max(1_000, len(records) >> next(attempts))
             self._ingestor.begin_batch()
             with turn(self.config, name):
-                self._commit(log, records[:size], finals or {}, is_in_log=is_in_log)
+                self._commit(log, records[:size], is_in_log=is_in_log)
             return size
 
         exhausted = CommitConflictError(
@@ -212,31 +215,28 @@ class Replay:
         if rest := records[size:]:
             self._process(log, rest, is_in_log=is_in_log)
 
-    def _commit(
-        self, log: int, records: list[Message], finals: Mapping[str, OffsetSet], *, is_in_log: bool
-    ) -> None:
+    def _commit(self, log: int, records: list[Message], *, is_in_log: bool) -> None:
         into, topic_log, waiting = self._plan()
         if is_in_log and log != waiting.log:  # These may be records of the next log.
             raise CommitConflictError(f"topic {self.spec.name}: its table has another log now")
-        before, waits = waiting.dump(), waiting.of(log)
+        before, left_out = waiting.dump(), waiting.of(log)
         # Another replay may have come first.
-        left = [record for record in records if place_of(record) in waits]
-        outcomes = Counter({name: len(offsets & waits) for name, offsets in finals.items()})
+        left = [record for record in records if place_of(record) in left_out]
         decided = self._decided(into, log, waiting, left, is_in_log=is_in_log)
-        outcomes.update(decided.values())
         try:
             written = self._decoded(into, log, [r for r in left if place_of(r) not in decided])
         except SchemasFoundError:
-            return self._commit(log, records, finals, is_in_log=is_in_log)
+            self._later = None  # It may have been read without them.
+            return self._commit(log, records, is_in_log=is_in_log)
         failed = {why: offsets for (why, _), offsets in written.rejections.left_out.items()}
+        outcomes = Counter(decided.values())
         outcomes[ERASED] = len(failed.pop(FORGOTTEN, ()))
         rows = inserted = written.records - written.rejections.count
         if written.keys is not None:
             inserted = len(written.keys.newest()[0].high)
         outcomes += Counter({INSERTED: inserted, SUPERSEDED: rows - inserted})
         since_ms = min(waiting.since_ms.values(), default=None)
-        for done in (OffsetSet.of(map(place_of, left)), *finals.values()):
-            waiting.remove(log, done)
+        waiting.remove(log, OffsetSet.of(map(place_of, left)))
         waiting.add(waiting.topic_ids.get(log, ""), failed, since_ms, log)
         if self.is_dry or waiting.dump() == before:
             discard(into.table.io, written.files)
@@ -254,9 +254,9 @@ class Replay:
                 failing={},
                 reader="process",
             )
-            written = replace(written, rejections=Rejections("SKIP"), last_records={})
-            self._table.commit(plan, into, written, Replayed(inserted, waiting))
-            self._waits = waiting.of(waiting.log)
+            rejections = Rejections("SKIP", kafka_times=written.rejections.kafka_times)
+            written = replace(written, records=inserted, rejections=rejections, last_records={})
+            self._table.commit(plan, into, written, waiting)
         outcomes[FAILED] = sum(map(len, failed.values()))
         return self._count(outcomes, {text: len(offsets) for text, offsets in failed.items()})
 
@@ -274,12 +274,9 @@ class Replay:
             return {}
         if log != waiting.log:  # Offsets of logs do not compare.
             return dict.fromkeys(map(place_of, records), UNCERTAIN)
-        waits = waiting.of(log)
-        if self._later is None or self._waits - waits:  # Another replay has applied some.
-            where = self.spec, into.table, self.endpoints, self.config, log
-            self._later, self._waits = LaterRecords(*where, self._first, self.report), waits
-        self._later.read(into.offsets, waits)
-        return self._later.outcomes(into.table, into.head, records, are_in_log=is_in_log)
+        if self._later is None or self._later.schemas != into.layout.schema_ids:
+            self._later = LaterRecords(self.spec, into, self.endpoints, self.config, self.report)
+        return self._later.outcomes(into, waiting.of(log), records, are_in_log=is_in_log)
 
     def _decoded(self, into: TablePlan, log: int, records: list[Message]) -> WrittenBatch:
         """Write the rows of records, or raise SchemasFoundError: their schemas were looked up."""
@@ -321,20 +318,10 @@ class Replay:
         for record in records:
             if self.since_ms is None or record.timestamp()[1] >= self.since_ms:
                 some.append(record)
-                headers = (part for _, part in readable_headers(record))
+                headers = (part for _, part in headers_of(record) or ())
                 size += sum(len(p or b"") for p in (record.key(), record.value(), *headers))
             if len(some) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
                 yield sorted(some, key=place_of)
                 some, size = [], 0
         if some:
             yield sorted(some, key=place_of)
-
-
-def _spans(wanted: OffsetSet) -> Iterator[tuple[int, int, int]]:
-    """Yield partition, first offset, and offset after the last one, of what is read at once."""
-    places = np.array([*wanted], np.int64).reshape(-1, 2)
-    for partition in np.unique(places[:, 0]).tolist():
-        offsets = places[places[:, 0] == partition, 1]
-        gap = max(GAP, (offsets[-1] - offsets[0]) // 100)
-        for span in np.split(offsets, 1 + np.flatnonzero(np.diff(offsets) > gap)):
-            yield partition, int(span[0]), int(span[-1]) + 1
