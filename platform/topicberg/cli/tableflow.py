@@ -301,7 +301,7 @@ def upgrade(topic: Topic, yes: Yes = False) -> None:
             + f". {describe_needs(path, config)}. Check every other reader before you continue."
         )
         confirm(f"Upgrade {name} to format version {NEWEST}?", yes=yes)
-        policy = replace(topic_policy(spec), compact_after=timedelta(0))
+        policy = replace(topic_policy(spec, table), compact_after=timedelta(0))
         report = maintain(spec, endpoints, config, policy)
         echo(f"{name}: compacted {count(report.files_compacted, 'data file')}")
         upgrade_table(table.refresh())
@@ -424,10 +424,7 @@ def replay(
     if dry_run:
         echo("nothing was changed")
     elif done.counts[FAILED]:
-        echo(
-            f"fix what is wrong with these, then run the command again, or `topicberg tableflow "
-            f"acknowledge {topic}`"
-        )
+        echo(f"fix what is wrong with these, then run `topicberg tableflow replay {topic}` again")
 
 
 def acknowledge(topic: Topic) -> None:
@@ -497,15 +494,20 @@ def maintain(
     now: Annotated[
         bool, typer.Option("--now", help="compact and look for orphan files without waiting")
     ] = False,
+    yes: Yes = False,
 ) -> None:
     """Compact the topic's table, expire its snapshots and rows, remove orphan files, as due.
 
-    Safe beside the engine and its own maintenance.
+    Safe beside the engine and its own maintenance. A shorter retention of rows begins with it.
     """
-    from topicberg.iceberg.maintenance import maintain, topic_policy
+    from topicberg.iceberg.maintenance import maintain, retention, topic_policy
 
-    spec, _, endpoints = _open(topic)
-    policy = topic_policy(spec)
+    spec, table, endpoints = _open(topic)
+    if retention.is_shorter(spec, table):
+        question = f"Delete rows that are older than {retention.described(spec)} from now on?"
+        confirm(f"{'.'.join(table.name())}: {question} It cannot be undone", yes=yes)
+        retention.agree(table, spec)
+    policy = topic_policy(spec, table)
     if now:
         policy = replace(policy, compact_after=timedelta(0), daily=timedelta(0))
     report = maintain(spec, endpoints, settings(), policy)

@@ -97,7 +97,6 @@ def readable_messages(
     """
     most, beginning = cast("int", READER["receive.message.max.bytes"]), dict[int, int]()
     for partition, start, end in ranges:
-        beginning = beginning or kafka.beginning_offsets(endpoints, topic)
         start = max(start, beginning.get(partition, 0))
         while start < end:
             try:

@@ -147,7 +147,10 @@ class DeadLetters:
         read = messages(self._endpoints, self.spec.name, ranges) if is_readable else ()
         try:
             for message in read:
-                return known | _fields(message) | problem
+                kind, known["timestamp_ms"] = message.timestamp()
+                headers = [{"key": k, "value": v} for k, v in headers_of(message) or ()]
+                content = {"key": message.key(), "value": message.value(), "headers": headers}
+                return {**known, **content, "timestampType": kind - 1, **problem}
         except DamagedRecordsError as error:
             if error.message not in reason:
                 problem["reason"] = f"{reason}; {error.message}"
@@ -374,18 +377,6 @@ def read_dead_letters(
         yield DeadLetter(record, "truncated" not in details and is_read and has_headers)
 
 
-def _fields(message: Message) -> dict[str, Any]:
-    """Return what a dead letter has of a record."""
-    kind, milliseconds = message.timestamp()
-    return {
-        "key": message.key(),
-        "value": message.value(),
-        "timestampType": kind - 1,
-        "timestamp_ms": milliseconds,
-        "headers": [{"key": name, "value": value} for name, value in headers_of(message) or ()],
-    }
-
-
 class LeftOut:
     """SUSPEND: the topic stops before the record; SKIP: it is counted; LOG: it is a dead letter."""
 
@@ -440,7 +431,7 @@ class LeftOut:
         changes, letters = sorted(refused.items()), self._dead_letters
         rejections = Rejections(self._spec.tableflow.error_handling.mode, len(changes))
         rejections.first = *changes[0], None
-        rejections.records = [letters.record(*change) for change in changes] if letters else []
+        rejections.records = [dict(letters.record(*change)) for change in changes if letters]
         partition, offset = changes[0][0]
         hint = (
             "set REPLICA IDENTITY FULL in the source and let Debezium read the row again with an "

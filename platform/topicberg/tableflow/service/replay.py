@@ -22,7 +22,7 @@ from confluent_kafka import Message
 from tenacity import wait_random
 
 from topicberg.endpoints import Endpoints
-from topicberg.errors import CommitConflictError, SpecError
+from topicberg.errors import CommitConflictError, SpecError, TableflowError
 from topicberg.errors.retry import conflicts, retry
 from topicberg.formats.metadata import OFFSET, PARTITION
 from topicberg.iceberg.files import discard
@@ -113,21 +113,21 @@ class Replay:
 
     def _replay(self) -> None:
         _, _, waiting = self._plan()
-        self.unrecorded = waiting.unrecorded
+        self.unrecorded, self._log = waiting.unrecorded, waiting.log
         left = {log: waiting.of(log, self.reason) for log in waiting.topic_ids}
-        own = left.setdefault(waiting.log, OffsetSet())
+        own = left.setdefault(self._log, OffsetSet())
         self._total, damaged = sum(map(len, left.values())), OffsetSet()
         for records in self._chunks(self._of_log(own, damaged)):
-            left[waiting.log] -= OffsetSet.of(map(place_of, records))
-            self._process(waiting.log, records, is_in_log=True)
-        left[waiting.log] -= damaged
+            left[self._log] -= OffsetSet.of(map(place_of, records))
+            self._process(self._log, records)
+        left[self._log] -= damaged
         for log, wanted in left.items():
             rest, truncated = wanted, OffsetSet()
             letters = self._of_dead_letters(log, waiting.topic_ids.get(log), wanted, truncated)
             for records in self._chunks(letters) if wanted else ():
                 rest -= OffsetSet.of(map(place_of, records))
                 self._process(log, records)
-            if self.since_ms is None:  # else their times are not known
+            if rest and self.since_ms is None:  # else their times are not known
                 lost = {TRUNCATED: len(rest & truncated), LOST: len(rest - truncated)}
                 self._count(Counter(lost), {})
 
@@ -148,21 +148,16 @@ class Replay:
         return into, log, waiting
 
     def _earlier_ones(self, into: TablePlan, topic_id: str | None, ends: Offsets) -> OffsetSet:
-        """Return the dead letters of records before some offsets that are not rows of the table.
-
-        The dead letters may be those of another table of the topic, which did not have the schema.
-        """
+        """Return the dead letters of records before some offsets that no row of the table is of."""
         letters = read_dead_letters(self.spec, self.endpoints, 0, topic_id)
         places = (place_of(letter.record) for letter in letters)
         earlier = OffsetSet.of(place for place in places if place[1] < ends.get(place[0], 0))
         names = [self.spec.metadata_column(name) for name in (PARTITION, OFFSET)]
-        rows = into.table.scan(selected_fields=tuple(names)) if earlier else ()
-        for batch in rows.to_arrow_batch_reader() if rows else ():
-            columns = pa.Table.from_batches([batch]).select(names).drop_null()
-            partitions, offsets = (column.to_numpy() for column in columns.columns)
-            is_row = earlier.among(partitions, offsets)
-            is_row = zip(partitions[is_row].tolist(), offsets[is_row].tolist(), strict=True)
-            earlier -= OffsetSet.of(is_row)
+        for batch in into.table.scan(selected_fields=tuple(names)).to_arrow_batch_reader():
+            rows = pa.Table.from_batches([batch]).select(names).drop_null()
+            is_earlier = earlier.among(*(column.to_numpy() for column in rows.columns))
+            columns = (column.to_pylist() for column in rows.filter(is_earlier).columns)
+            earlier -= OffsetSet.of(zip(*columns, strict=True))
         return earlier
 
     def _of_log(self, wanted: OffsetSet, damaged: OffsetSet) -> Iterator[Message]:
@@ -194,7 +189,7 @@ class Replay:
                 if letter.is_whole:
                     yield letter.record
 
-    def _process(self, log: int, records: list[Message], *, is_in_log: bool = False) -> None:
+    def _process(self, log: int, records: list[Message]) -> None:
         """Commit what becomes of records."""
         name, attempts = ".".join(self.spec.table_identifier(self.config)), count()
 
@@ -203,7 +198,7 @@ class Replay:
             size = max(1_000, len(records) >> next(attempts))
             self._ingestor.begin_batch()
             with turn(self.config, name):
-                self._commit(log, records[:size], is_in_log=is_in_log)
+                self._commit(log, records[:size])
             return size
 
         exhausted = CommitConflictError(
@@ -213,21 +208,24 @@ class Replay:
         retried = conflicts(f"table {name}")(attempt)
         size = retry(retried, ATTEMPTS, wait=wait_random(0, 1), exhausted=exhausted)
         if rest := records[size:]:
-            self._process(log, rest, is_in_log=is_in_log)
+            self._process(log, rest)
 
-    def _commit(self, log: int, records: list[Message], *, is_in_log: bool) -> None:
+    def _commit(self, log: int, records: list[Message]) -> None:
         into, topic_log, waiting = self._plan()
-        if is_in_log and log != waiting.log:  # These may be records of the next log.
-            raise CommitConflictError(f"topic {self.spec.name}: its table has another log now")
+        if waiting.log != self._log:  # The records that were read may be those of the next log.
+            raise TableflowError(
+                f"topic {self.spec.name}: its table has another log since the replay began",
+                hint="run the command again",
+            )
         before, left_out = waiting.dump(), waiting.of(log)
         # Another replay may have come first.
         left = [record for record in records if place_of(record) in left_out]
-        decided = self._decided(into, log, waiting, left, is_in_log=is_in_log)
+        decided = self._decided(into, log, waiting, left)
         try:
             written = self._decoded(into, log, [r for r in left if place_of(r) not in decided])
         except SchemasFoundError:
             self._later = None  # It may have been read without them.
-            return self._commit(log, records, is_in_log=is_in_log)
+            return self._commit(log, records)
         failed = {why: offsets for (why, _), offsets in written.rejections.left_out.items()}
         outcomes = Counter(decided.values())
         outcomes[ERASED] = len(failed.pop(FORGOTTEN, ()))
@@ -261,22 +259,16 @@ class Replay:
         return self._count(outcomes, {text: len(offsets) for text, offsets in failed.items()})
 
     def _decided(
-        self,
-        into: TablePlan,
-        log: int,
-        waiting: Waiting,
-        records: list[Message],
-        *,
-        is_in_log: bool,
+        self, into: TablePlan, log: int, waiting: Waiting, records: list[Message]
     ) -> Mapping[PartitionOffset, str]:
         """Return which records are not to be inserted, and why."""
         if self.spec.write_mode != "upsert":
             return {}
-        if log != waiting.log:  # Offsets of logs do not compare.
+        if log != self._log:  # Offsets of logs do not compare.
             return dict.fromkeys(map(place_of, records), UNCERTAIN)
         if self._later is None or self._later.schemas != into.layout.schema_ids:
             self._later = LaterRecords(self.spec, into, self.endpoints, self.config, self.report)
-        return self._later.outcomes(into, waiting.of(log), records, are_in_log=is_in_log)
+        return self._later.outcomes(into, waiting.of(log), records)
 
     def _decoded(self, into: TablePlan, log: int, records: list[Message]) -> WrittenBatch:
         """Write the rows of records, or raise SchemasFoundError: their schemas were looked up."""

@@ -112,18 +112,21 @@ class BatchCommitter:
             rejected = written.rejections.count + (len(folded.refused) if folded else 0)
             is_logged = self._spec.tableflow.error_handling.mode == "LOG"
             dead_lettered = rejected + len(plan.failing.keys() & batch.skipped) if is_logged else 0
-            if left_out := rejected + len(batch.skipped):
-                changed[summaries.ROWS_SKIPPED] = str(_skipped(table.properties) + left_out)
+            left_out, counts = rejected + len(batch.skipped), dict[str, int]()
+            if left_out:
+                counts[summaries.ROWS_SKIPPED] = left_out
             if kafka_times := written.rejections.kafka_times:
                 logger.warning(
                     "topic %s: %s without a usable event time have Kafka's time",
                     *(self._spec.name, count(kafka_times, "record")),
                 )
-                known = int(table.properties.get(summaries.KAFKA_TIMES, 0))
-                changed[summaries.KAFKA_TIMES] = str(known + kafka_times)
+                counts[summaries.KAFKA_TIMES] = kafka_times
             if waiting is not None:
-                before = int(table.properties.get(summaries.ROWS_REPLAYED, 0))
-                changed[summaries.ROWS_REPLAYED] = str(before + written.records)
+                counts[summaries.ROWS_REPLAYED] = written.records
+            changed |= {
+                name: str(int(table.properties.get(name, 0)) + number)
+                for name, number in counts.items()
+            }
             replaced = folded.replaced if folded else self._keys.replaced(into, written)
             changed |= self._keys.changed_properties(into, plan.now_ms)
             noted = into.missed.noted(changed)
@@ -250,7 +253,7 @@ def result(
         end_offsets=plan.batch.end,
         backlog=plan.backlog,
         rows=_number(head, "added-records"),
-        rows_skipped=_skipped(properties),
+        rows_skipped=int(properties.get(summaries.ROWS_SKIPPED, 0)),
         rows_replayed=int(properties.get(summaries.ROWS_REPLAYED, 0)),
         bytes=_number(head, "added-files-size"),
         files=_number(head, "added-data-files"),
@@ -271,8 +274,3 @@ def _reader_of(head: Snapshot | None) -> Reader | None:
     """Return what read the batch of a snapshot; None: it is not of a batch, or not known."""
     found = summaries.summary(head).get(summaries.READER) if head else None
     return cast("Reader", found) if found in get_args(Reader) else None
-
-
-def _skipped(properties: Mapping[str, str]) -> int:
-    """Return how many records were left out since the table was created."""
-    return int(properties.get(summaries.ROWS_SKIPPED, 0))

@@ -35,6 +35,7 @@ from topicberg.tableflow.table.reread import (
     records_of,
 )
 from topicberg.tableflow.upsert.key_files import KEY_BITS, in_order
+from topicberg.tableflow.upsert.key_files import newest as last_places
 from topicberg.tableflow.upsert.key_hashing import KeyHasher
 from topicberg.tableflow.upsert.keys import index_of
 from topicberg.tableflow.values.offsets import OffsetSet
@@ -63,21 +64,19 @@ class LaterRecords:
         self._key, decode, self._framing = key_of(spec, into.table, endpoints)
         hasher = KeyHasher.of_upserts(into.table, self._key, decode)
         self._index = index_of(config.state_dir, spec.name, hasher)
-        # Of the first log, the table has no rows of others, whose offsets do not compare.
-        self._is_first_log = into.committed.log == 0
         self._left_out = OffsetSet()  # All that were left out so far.
         self._waiting, self._applied = np.empty((2, 0), RECORD)
         """Those of them that the log has; and the newest ones of their keys that were not."""
-        self._reached, self._uncertain = Offsets(), Offsets()
-        """``_uncertain``: before these offsets, as a record that was applied cannot be read now."""
+        self._first, self._reached = Offsets(), Offsets()
+        self._uncertain = Offsets()
+        """Before these offsets, as a record that was applied cannot be read now."""
 
     def outcomes(
-        self, into: TablePlan, left_out: OffsetSet, records: Sequence[Message], *, are_in_log: bool
+        self, into: TablePlan, left_out: OffsetSet, records: Sequence[Message]
     ) -> dict[PartitionOffset, str]:
         """Return which records are not to be inserted, and why.
 
         :param left_out: records that the table has not applied
-        :param are_in_log: whether the log had them
         :raises TableflowError: a record that was applied has a key of a schema that is missing now
         """
         self._read(into.offsets, left_out)
@@ -85,26 +84,28 @@ class LaterRecords:
             return {}
         rows = described(keyed, self._index)
         mask = int(KEY_BITS) if self._key.is_decoded else (1 << 64) - 1
+        log_records = np.concatenate([self._waiting, self._applied])
+        log_records = log_records[np.isin(log_records["high"], rows["high"])]
+        is_left_out = left_out.among(log_records["partition"], log_records["offset"])
         # What another replay has applied came later; and so did a delete, applied or not.
-        is_left_out = left_out.among(self._waiting["partition"], self._waiting["offset"])
-        others = self._waiting[self._waiting["deletes"] | ~is_left_out]
-        others = np.concatenate([self._applied, others])
-        others_of_key = defaultdict[_Key, list[PartitionOffset]](list)
-        for high, low, *place, _, _ in others[np.isin(others["high"], rows["high"])].tolist():
-            others_of_key[high, low & mask].append((*place,))
-        rows_of_key = self._rows(into, rows, mask)
+        is_later = log_records["deletes"] | ~is_left_out
+        others = defaultdict[_Key, list[PartitionOffset]](list)
+        for high, low, *place, _, _ in log_records[is_later].tolist():
+            others[high, low & mask].append((*place,))
+        own = self._rows(into, rows, mask)
         # Later records may have been deleted before they were read, with those deleted meanwhile.
-        kept = beginning_offsets(self._endpoints, self._name) if are_in_log else {}
+        kept = beginning_offsets(self._endpoints, self._name)
         kept = {p: max(offset, self._uncertain.get(p, 0)) for p, offset in kept.items()}
+        places = log_records[["partition", "offset"]].tolist()
+        in_log = {(p, offset) for p, offset in places if offset >= kept.get(p, sys.maxsize)}
         outcomes = dict[PartitionOffset, str]()
         for high, low, partition, offset, *_ in rows.tolist():
-            others, own = (of_key[high, low & mask] for of_key in (others_of_key, rows_of_key))
-            comparable = [*others, *own] if self._is_first_log else others
-            if any(other != partition for other, _ in (*others, *own)):
-                outcomes[partition, offset] = UNCERTAIN  # Times of partitions do not compare.
-            elif any(other > offset for _, other in comparable):
+            compared = [*others[high, low & mask], *own[high, low & mask]]
+            if any(place > (partition, offset) for place in compared if place[0] == partition):
                 outcomes[partition, offset] = SUPERSEDED
-            elif offset < kept.get(partition, sys.maxsize) and not (self._is_first_log and own):
+            elif any(place[0] != partition for place in compared):
+                outcomes[partition, offset] = UNCERTAIN  # Times of partitions do not compare.
+            elif (partition, offset) not in in_log and not own[high, low & mask]:
                 # It may have been deleted by a record that the log does not have any more.
                 outcomes[partition, offset] = UNCERTAIN
         return outcomes
@@ -124,37 +125,38 @@ class LaterRecords:
             self._reached = Offsets()  # After a rollback of the table.
         unread = readable_messages(*where, spans(new), lambda *_: None)
         read = (message for message in unread if place_of(message) in new)
-        for _, _, waiting in described_records(read, self._framing, self._index):
+        for _, waiting in described_records(read, self._framing, self._index):
             self._waiting = np.concatenate([self._waiting, waiting])
+            for partition, offset in waiting[["partition", "offset"]].tolist():
+                self._first[partition] = min(offset, self._first.get(partition, offset))
         if self._framing is not None:
             self._framing.unknown.clear()  # Those of records that were left out do not matter.
-        by_partition = np.sort(self._waiting, order=["partition", "offset"])
-        partitions, first = np.unique(by_partition["partition"], return_index=True)
-        starts = dict(zip(partitions.tolist(), by_partition["offset"][first].tolist(), strict=True))
-        if starts and self._key.is_decoded:  # which may have records in all partitions
-            starts = beginning_offsets(*where) if len(end) > 1 else starts
-        for partition in sorted(starts.keys() & end.keys()):
-            start = max(starts[partition], self._reached.get(partition, 0))
-            unread = readable_messages(*where, [(partition, start, end[partition])], note_damaged)
-            read = (message for message in unread if place_of(message) not in left_out)
-            for _, last, of_keys in described_records(read, self._framing, self._index):
-                waits = np.isin(of_keys["high"], self._waiting["high"])
-                self._applied = newest(self._applied, of_keys[waits])
-                self._report(f"partition {partition}: compared the keys up to offset {last:,}")
-            self._reached[partition] = end[partition]
+        # A decoded key may have records in all partitions.
+        is_moved = self._first and self._key.is_decoded and len(end) > 1
+        starts = beginning_offsets(*where) if is_moved else self._first
+        ranges = [(p, max(starts[p], self._reached.get(p, 0)), end[p]) for p in starts if p in end]
+        unread = readable_messages(*where, ranges, note_damaged)
+        read = (message for message in unread if place_of(message) not in left_out)
+        for number, applied in described_records(read, self._framing, self._index):
+            waits = np.isin(applied["high"], self._waiting["high"])
+            self._applied = newest(self._applied, applied[waits])
+            self._report(f"compared the keys of {number:,} records")
+        self._reached = {**end}
         problem = "whether they are later records of the same keys is not known"
         check_schemas(self._name, self._framing, problem)
 
     def _rows(
         self, into: TablePlan, rows: NDArray[Any], mask: int
     ) -> Mapping[_Key, list[PartitionOffset]]:
-        """Return partition and offset of the rows that the table has of some keys."""
+        """Return partition and offset of the rows that the table has of some keys.
+
+        Only of the first log, it has no rows of others, whose offsets do not compare.
+        """
         rows_of_key = defaultdict[_Key, list[PartitionOffset]](list)
-        if into.head is None:
+        if into.head is None or into.committed.log > 0:
             return rows_of_key
-        masked = np.stack([rows["high"], rows["low"] & np.uint64(mask)], axis=1)
-        first = np.unique(masked, axis=0, return_index=True)[1]
-        keys = in_order(rows["high"][first], rows["low"][first])
+        distinct = rows[last_places(rows["high"], rows["low"] & np.uint64(mask))]
+        keys = in_order(distinct["high"], distinct["low"])
         for of_file, wanted in self._index.keyed_rows(into.table, into.head, keys):
             columns = read_rows(into.table, of_file, [self._key.partition, self._key.offset])
             places = zip(*(column.to_pylist() for column in columns.columns), strict=True)

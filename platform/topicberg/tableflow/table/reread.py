@@ -128,7 +128,7 @@ def require_upsert(spec: TopicSpec) -> None:
             "records as well",
             hint="let Debezium read the table again with an incremental snapshot if you miss any",
         )
-    if spec.write_mode != "upsert":
+    if not spec.is_compacted:
         raise SpecError(
             f"topic {spec.name}: its table is in write mode append, which has a row for each "
             "record and misses no deletes",
@@ -183,7 +183,7 @@ def _deleted(
         end = kafka.end_offsets(endpoints, spec.name)
         ranges = {p: (reached.get(p, 0), end[p]) for p in end}
         unread = messages(endpoints, spec.name, ranges)
-        for some, _, of_keys in described_records(unread, framing, index):
+        for some, of_keys in described_records(unread, framing, index):
             keys, records = newest(keys, of_keys), records + some
         reached = end
 
@@ -244,11 +244,11 @@ def key_of(
 
 def described_records(
     read: Iterable[Message], framing: KeyFraming | None, index: KeyIndex
-) -> Iterator[tuple[int, int, NDArray[Any]]]:
-    """Yield how many records were read, the offset of the last one, and :func:`described` ones."""
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield how many records were read, and :func:`described` ones."""
     unread = records_of(read, framing)
     while some := list(islice(unread, CHUNK)):
-        yield len(some), some[-1][2], described(some, index)
+        yield len(some), described(some, index)
 
 
 def records_of(read: Iterable[Message], framing: KeyFraming | None) -> Iterator[Record]:
