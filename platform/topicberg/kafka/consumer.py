@@ -88,12 +88,12 @@ def readable_messages(
     endpoints: Endpoints,
     topic: str,
     ranges: Iterable[tuple[int, int, int]],
-    report_damaged: Callable[[int, range, str], None],
+    damaged: list[tuple[int, range]],
 ) -> Iterator[Message]:
     """Yield the committed records of ranges that Kafka still has and the client can read.
 
     :param ranges: partition, first offset, and the offset after the last one
-    :param report_damaged: called with partition and offsets of batches that it cannot read, and why
+    :param damaged: gets partition and offsets of the batches that the client cannot read
     """
     most, beginning = cast("int", READER["receive.message.max.bytes"]), dict[int, int]()
     for partition, start, end in ranges:
@@ -107,7 +107,7 @@ def readable_messages(
             except DamagedRecordsError as error:
                 first = max(start, error.offset)
                 start = batch_end(endpoints, topic, partition, first, end, most)
-                report_damaged(partition, range(first, start), error.message)
+                damaged.append((partition, range(first, start)))
             except TopicbergError:
                 beginning = kafka.beginning_offsets(endpoints, topic)
                 if beginning.get(partition, 0) <= start:

@@ -23,7 +23,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import fastavro
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -326,17 +326,12 @@ class DeadLetters:
         }
 
 
-class DeadLetter(NamedTuple):
-    """A record, as far as a dead letter has it."""
-
-    record: Message
-    is_whole: bool
-
-
 def read_dead_letters(
     spec: TopicSpec, endpoints: Endpoints, log: int, topic_id: str | None
-) -> Iterator[DeadLetter]:
-    """Yield the dead letters of a table's log, in order; none if their topic does not exist.
+) -> Iterator[tuple[Message, bool]]:
+    """Yield the records of a log that dead letters have, in order, and whether these are whole.
+
+    None if their topic does not exist.
 
     :raises TopicbergError: Kafka does not answer
     """
@@ -374,7 +369,7 @@ def read_dead_letters(
             headers=[*source["headers"].items()],
             timestamp=(kind, time_ms),
         )
-        yield DeadLetter(record, "truncated" not in details and is_read and has_headers)
+        yield record, "truncated" not in details and is_read and has_headers
 
 
 class LeftOut:

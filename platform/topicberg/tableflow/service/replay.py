@@ -36,7 +36,7 @@ from topicberg.tableflow.decode.columns import FORGOTTEN
 from topicberg.tableflow.decode.plan import ReadPlan
 from topicberg.tableflow.decode.reading import WrittenBatch, joined
 from topicberg.tableflow.rejected.deadletters import read_dead_letters
-from topicberg.tableflow.rejected.rejections import Rejections, without_values
+from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.rejected.waiting import Waiting
 from topicberg.tableflow.service.engine import Ingestor
 from topicberg.tableflow.service.turns import turn
@@ -45,7 +45,6 @@ from topicberg.tableflow.table.later_records import SUPERSEDED, UNCERTAIN, Later
 from topicberg.tableflow.values.forgotten import ForgottenKeys
 from topicberg.tableflow.values.logs import ended_logs
 from topicberg.tableflow.values.memory import ExhaustedError
-from topicberg.tableflow.values.metadata import wrong_header
 from topicberg.tableflow.values.offsets import Batch, OffsetSet
 from topicberg.topics import TopicSpec
 
@@ -55,15 +54,15 @@ EARLIER = "dead letters of an earlier version"
 INSERTED = "inserted"
 ERASED = "forgotten"
 TRUNCATED = "truncated"
-LOST = "not in Kafka"
+LOST = "not readable"
 FAILED = "failed again"
 OUTCOMES = {
     INSERTED: "in the table now",
     SUPERSEDED: "a later record of the key replaced or deleted it",
     ERASED: "the key, or a value, was forgotten",
     UNCERTAIN: "what came later of the key is not known any more",
-    TRUNCATED: "waits: the log has lost the record, and the dead letter has only a part of it",
-    LOST: "waits: neither the log nor the dead-letter topic has the record",
+    TRUNCATED: "waits: only a part of it, in a dead letter, can be read",
+    LOST: "waits: neither the log nor the dead-letter topic has it, or it cannot be read",
     FAILED: "waits: still malformed",
 }
 """What becomes of a record."""
@@ -116,11 +115,10 @@ class Replay:
         self.unrecorded, self._log = waiting.unrecorded, waiting.log
         left = {log: waiting.of(log, self.reason) for log in waiting.topic_ids}
         own = left.setdefault(self._log, OffsetSet())
-        self._total, damaged = sum(map(len, left.values())), OffsetSet()
-        for records in self._chunks(self._of_log(own, damaged)):
+        self._total = sum(map(len, left.values()))
+        for records in self._chunks(self._of_log(own)):
             left[self._log] -= OffsetSet.of(map(place_of, records))
             self._process(self._log, records)
-        left[self._log] -= damaged
         for log, wanted in left.items():
             rest, truncated = wanted, OffsetSet()
             letters = self._of_dead_letters(log, waiting.topic_ids.get(log), wanted, truncated)
@@ -150,7 +148,7 @@ class Replay:
     def _earlier_ones(self, into: TablePlan, topic_id: str | None, ends: Offsets) -> OffsetSet:
         """Return the dead letters of records before some offsets that no row of the table is of."""
         letters = read_dead_letters(self.spec, self.endpoints, 0, topic_id)
-        places = (place_of(letter.record) for letter in letters)
+        places = (place_of(record) for record, _ in letters)
         earlier = OffsetSet.of(place for place in places if place[1] < ends.get(place[0], 0))
         names = [self.spec.metadata_column(name) for name in (PARTITION, OFFSET)]
         for batch in into.table.scan(selected_fields=tuple(names)).to_arrow_batch_reader():
@@ -160,22 +158,10 @@ class Replay:
             earlier -= OffsetSet.of(zip(*columns, strict=True))
         return earlier
 
-    def _of_log(self, wanted: OffsetSet, damaged: OffsetSet) -> Iterator[Message]:
-        """Yield what the log still has; ``damaged`` gets what the client cannot read."""
-
-        def note_damaged(partition: int, offsets: range, reason: str) -> None:
-            places = OffsetSet.of((partition, offset) for offset in offsets) & wanted
-            for place in places:
-                damaged.add(place)
-            self._count(Counter({FAILED: len(places)}), {without_values(reason): len(places)})
-
-        name = self.spec.name
-        for message in readable_messages(self.endpoints, name, spans(wanted), note_damaged):
-            if (place := place_of(message)) not in wanted:
-                continue
-            if headers_of(message) is None:
-                note_damaged(place[0], range(place[1], place[1] + 1), wrong_header("headers"))
-            else:
+    def _of_log(self, wanted: OffsetSet) -> Iterator[Message]:
+        """Yield what the log still has, and the client can read."""
+        for message in readable_messages(self.endpoints, self.spec.name, spans(wanted), []):
+            if place_of(message) in wanted and headers_of(message) is not None:
                 yield message
 
     def _of_dead_letters(
@@ -183,11 +169,11 @@ class Replay:
     ) -> Iterator[Message]:
         """Yield what dead letters have; ``truncated`` gets those of which they have a part."""
         read = OffsetSet()
-        for letter in read_dead_letters(self.spec, self.endpoints, log, topic_id):
-            if (place := place_of(letter.record)) in wanted and place not in read:
-                (read if letter.is_whole else truncated).add(place)
-                if letter.is_whole:
-                    yield letter.record
+        for record, is_whole in read_dead_letters(self.spec, self.endpoints, log, topic_id):
+            if (place := place_of(record)) in wanted and place not in read:
+                (read if is_whole else truncated).add(place)
+                if is_whole:
+                    yield record
 
     def _process(self, log: int, records: list[Message]) -> None:
         """Commit what becomes of records."""
@@ -221,9 +207,14 @@ class Replay:
         # Another replay may have come first.
         left = [record for record in records if place_of(record) in left_out]
         decided = self._decided(into, log, waiting, left)
+        key = [column.name for column in into.layout.key.fields()]
+        forgotten = ForgottenKeys.of(into.table, key, log)
+        program = replace(self._table.read_plan(into), error_mode="SKIP", forgotten=forgotten)
+        written = self._written(program, [r for r in left if place_of(r) not in decided])
         try:
-            written = self._decoded(into, log, [r for r in left if place_of(r) not in decided])
+            self._table.committer.learn_schemas(written.rejections)
         except SchemasFoundError:
+            discard(into.table.io, written.files)
             self._later = None  # It may have been read without them.
             return self._commit(log, records)
         failed = {why: offsets for (why, _), offsets in written.rejections.left_out.items()}
@@ -269,19 +260,6 @@ class Replay:
         if self._later is None or self._later.schemas != into.layout.schema_ids:
             self._later = LaterRecords(self.spec, into, self.endpoints, self.config, self.report)
         return self._later.outcomes(into, waiting.of(log), records)
-
-    def _decoded(self, into: TablePlan, log: int, records: list[Message]) -> WrittenBatch:
-        """Write the rows of records, or raise SchemasFoundError: their schemas were looked up."""
-        key = [column.name for column in into.layout.key.fields()]
-        forgotten = ForgottenKeys.of(into.table, key, log)
-        plan = replace(self._table.read_plan(into), error_mode="SKIP", forgotten=forgotten)
-        written = self._written(plan, records)
-        try:
-            self._table.committer.learn_schemas(written.rejections)
-        except SchemasFoundError:
-            discard(into.table.io, written.files)
-            raise
-        return written
 
     def _written(self, plan: ReadPlan, records: list[Message]) -> WrittenBatch:
         """Write the rows of records; one that takes more memory than there is is malformed."""

@@ -67,9 +67,8 @@ class LaterRecords:
         self._left_out = OffsetSet()  # All that were left out so far.
         self._waiting, self._applied = np.empty((2, 0), RECORD)
         """Those of them that the log has; and the newest ones of their keys that were not."""
-        self._first, self._reached = Offsets(), Offsets()
-        self._uncertain = Offsets()
-        """Before these offsets, as a record that was applied cannot be read now."""
+        self._reached, self._uncertain = Offsets(), Offsets()
+        """``_uncertain``: before these offsets, as a record that was applied cannot be read now."""
 
     def outcomes(
         self, into: TablePlan, left_out: OffsetSet, records: Sequence[Message]
@@ -112,36 +111,35 @@ class LaterRecords:
 
     def _read(self, end: Offsets, left_out: OffsetSet) -> None:
         """Read what was left out, and what the table has applied, since the last time."""
-        where = self._endpoints, self._name
-
-        def note_damaged(partition: int, offsets: range, _: str) -> None:
-            if any((partition, offset) not in left_out for offset in offsets):
-                affected = end if self._key.is_decoded else [partition]
-                self._uncertain |= dict.fromkeys(affected, offsets[-1] + 1)
-
+        where, damaged = (self._endpoints, self._name), list[tuple[int, range]]()
         new = left_out - self._left_out
         self._left_out |= new
         if any(offset < self._reached.get(partition, 0) for partition, offset in new):
             self._reached = Offsets()  # After a rollback of the table.
-        unread = readable_messages(*where, spans(new), lambda *_: None)
+        unread = readable_messages(*where, spans(new), [])
         read = (message for message in unread if place_of(message) in new)
         for _, waiting in described_records(read, self._framing, self._index):
             self._waiting = np.concatenate([self._waiting, waiting])
-            for partition, offset in waiting[["partition", "offset"]].tolist():
-                self._first[partition] = min(offset, self._first.get(partition, offset))
         if self._framing is not None:
             self._framing.unknown.clear()  # Those of records that were left out do not matter.
-        # A decoded key may have records in all partitions.
-        is_moved = self._first and self._key.is_decoded and len(end) > 1
-        starts = beginning_offsets(*where) if is_moved else self._first
+        starts = {
+            partition: int(self._waiting["offset"][self._waiting["partition"] == partition].min())
+            for partition in np.unique(self._waiting["partition"]).tolist()
+        }
+        if starts and self._key.is_decoded and len(end) > 1:  # It may be in all partitions.
+            starts = beginning_offsets(*where)
         ranges = [(p, max(starts[p], self._reached.get(p, 0)), end[p]) for p in starts if p in end]
-        unread = readable_messages(*where, ranges, note_damaged)
+        unread = readable_messages(*where, ranges, damaged)
         read = (message for message in unread if place_of(message) not in left_out)
         for number, applied in described_records(read, self._framing, self._index):
             waits = np.isin(applied["high"], self._waiting["high"])
             self._applied = newest(self._applied, applied[waits])
             self._report(f"compared the keys of {number:,} records")
         self._reached = {**end}
+        for partition, offsets in damaged:
+            if any((partition, offset) not in left_out for offset in offsets):
+                affected = end if self._key.is_decoded else [partition]
+                self._uncertain |= dict.fromkeys(affected, offsets[-1] + 1)
         problem = "whether they are later records of the same keys is not known"
         check_schemas(self._name, self._framing, problem)
 
