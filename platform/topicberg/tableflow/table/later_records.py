@@ -100,13 +100,13 @@ class LaterRecords:
         outcomes = dict[PartitionOffset, str]()
         for high, low, partition, offset, *_ in rows.tolist():
             compared = [*others[high, low & mask], *own[high, low & mask]]
-            if any(place > (partition, offset) for place in compared if place[0] == partition):
+            if (partition, offset) not in in_log and not own[high, low & mask]:
+                # It may have been deleted by a record that the log does not have any more.
+                outcomes[partition, offset] = UNCERTAIN
+            elif any(place > (partition, offset) for place in compared if place[0] == partition):
                 outcomes[partition, offset] = SUPERSEDED
             elif any(place[0] != partition for place in compared):
                 outcomes[partition, offset] = UNCERTAIN  # Times of partitions do not compare.
-            elif (partition, offset) not in in_log and not own[high, low & mask]:
-                # It may have been deleted by a record that the log does not have any more.
-                outcomes[partition, offset] = UNCERTAIN
         return outcomes
 
     def _read(self, end: Offsets, left_out: OffsetSet) -> None:
