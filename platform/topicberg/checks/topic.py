@@ -76,7 +76,7 @@ def topic_checks(spec: TopicSpec) -> Iterator[TableCheck]:
             "than delete.retention.ms.",
             lambda probe: check_deletes(spec, probe.iceberg),
         )
-    if spec.changelog is not None and spec.write_mode == "upsert":
+    if spec.changes == "rows":
         yield TableCheck(
             "replica_identity",
             "Every change has the values of all columns of its row: the source's table has REPLICA "
@@ -453,13 +453,13 @@ def check_skipped(spec: TopicSpec, table: Table) -> Finding:
     reasons = sorted(((len(each), why.text) for why, each in waiting.offsets.items()), reverse=True)
     why = "".join(f"; {text}: {number:,}" for number, text in reasons[:MOST_REASONS])
     since_ms = min(waiting.since_ms.values(), default=None)
-    is_folded = spec.changelog is not None and spec.write_mode == "upsert"
-    repair = "let the connector read the rows again with an incremental snapshot"
-    replay = f"`topicberg tableflow replay {spec.name}` to read the records again"
+    repair = f"`topicberg tableflow replay {spec.name}` to read the records again"
+    if spec.changes == "rows":
+        repair = "let the connector read the rows again with an incremental snapshot"
     return Finding(
         what=f"malformed records that were skipped and are not acknowledged: {number:,}; "
         f"{where[handling.mode]}{why}",
-        remediation=f"fix the producer or the schema, then {repair if is_folded else replay}; or "
+        remediation=f"fix the producer or the schema, then {repair}; or "
         f"`topicberg tableflow acknowledge {spec.name}`",
         since=None if since_ms is None else from_ms(since_ms),
         severity="warning",

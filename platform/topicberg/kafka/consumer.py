@@ -6,7 +6,7 @@ For single records, and for sizes and times that are needed before a batch is re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, cast
 
@@ -82,6 +82,37 @@ def messages(
                 consumer.incremental_unassign([TopicPartition(topic, partition)])
             if waiting and time.monotonic() > deadline:
                 raise _no_record(endpoints, topic, min(waiting), seconds)
+
+
+def readable_messages(
+    endpoints: Endpoints,
+    topic: str,
+    ranges: Iterable[tuple[int, int, int]],
+    damaged: list[tuple[int, range]],
+) -> Iterator[Message]:
+    """Yield the committed records of ranges that Kafka still has and the client can read.
+
+    :param ranges: partition, first offset, and the offset after the last one
+    :param damaged: gets partition and offsets of the batches that the client cannot read
+    """
+    most, beginning = cast("int", READER["receive.message.max.bytes"]), dict[int, int]()
+    for partition, start, end in ranges:
+        start = max(start, beginning.get(partition, 0))
+        while start < end:
+            try:
+                for message in messages(endpoints, topic, {partition: (start, end)}):
+                    start = (message.offset() or 0) + 1
+                    yield message
+                break
+            except DamagedRecordsError as error:
+                first = max(start, error.offset)
+                start = batch_end(endpoints, topic, partition, first, end, most)
+                damaged.append((partition, range(first, start)))
+            except TopicbergError:
+                beginning = kafka.beginning_offsets(endpoints, topic)
+                if beginning.get(partition, 0) <= start:
+                    raise
+                start = beginning[partition]  # Kafka has deleted the records before it meanwhile.
 
 
 def _no_record(endpoints: Endpoints, topic: str, partition: int, seconds: float) -> TopicbergError:

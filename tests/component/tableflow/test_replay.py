@@ -16,9 +16,10 @@ from typing import Any
 
 import fastavro
 import pytest
+from confluent_kafka import KafkaError
 from confluent_kafka.schema_registry import Schema
 from kafka_topics import encode
-from memory_kafka import topic_of
+from memory_kafka import NoMessage, topic_of
 from memory_topic import MemoryTopic, memory_topic
 from pyiceberg.catalog.sql import SqlCatalog
 from replaced_logs import continue_table, replace_topic
@@ -38,14 +39,20 @@ from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
 from topicberg.tableflow.rejected.waiting import Waiting
 from topicberg.tableflow.service import replay as module
 from topicberg.tableflow.service.replay import Replay
-from topicberg.tableflow.table import batch_commit
+from topicberg.tableflow.table import batch_commit, later_records
 from topicberg.tableflow.values import skips
 from topicberg.tableflow.values.logs import log_number
+from topicberg.topics import TopicSpec
 
 SEEDS = range(int(os.environ.get("TOPICBERG_TEST_HISTORIES", "6")))
 KEY_FIELD = {"name": "id", "type": "string"}
+ROW = {"type": "record", "name": "Row", "fields": [KEY_FIELD, {"name": "n", "type": "long"}]}
+SOURCE = {"type": "record", "name": "Source", "fields": [{"name": "lsn", "type": "long"}]}
+CHANGE = {"before": ["null", ROW], "after": ["null", "Row"], "source": SOURCE, "op": "string"}
+FIELDS = [{"name": name, "type": kind} for name, kind in CHANGE.items()]
 LATE = 5  # The id of the schema that is registered later.
-FORMATS = ("AVRO", "JSON", "PROTOBUF", "plain")
+FORMATS = ("AVRO", "JSON", "PROTOBUF", "plain", "changes")
+KINDS = {"plain": "JSON", "changes": "AVRO"}
 SCHEMAS = {
     "AVRO": json.dumps(
         {"type": "record", "name": "Item", "fields": [{"name": "n", "type": "long"}]}
@@ -57,6 +64,7 @@ SCHEMAS = {
         {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     ),
     "PROTOBUF": 'syntax = "proto3"; message Item { int64 n = 1; }',
+    "changes": json.dumps({"type": "record", "name": "Envelope", "fields": FIELDS}),
 }
 
 
@@ -91,7 +99,7 @@ class History:
 
     def __post_init__(self) -> None:
         self.engine = self.topic.ingestor()
-        kind = "JSON" if self.format == "plain" else self.format
+        kind = KINDS.get(self.format, self.format)
         subject, schema = self.topic.spec.value_subject, SCHEMAS[self.format]
         self.number = self.topic.registry.register_schema(subject, Schema(schema, kind))
         if self.topic.spec.key.has_schema:
@@ -114,11 +122,14 @@ class History:
             return b"\xff{garbage"
         if self.format == "plain":  # the field is required at first
             return b'{"n": %d}' % n if kind == "good" else b'{"m": %d}' % n
+        row = {"id": "k", "n": n}
+        if self.format == "changes":
+            row = {"before": None, "after": row, "source": {"lsn": n}, "op": "c"}
         payload = {
-            "AVRO": lambda: encode(fastavro.parse_schema(json.loads(SCHEMAS["AVRO"])), {"n": n}),
+            "AVRO": lambda: encode(fastavro.parse_schema(json.loads(SCHEMAS[self.format])), row),
             "JSON": lambda: b'{"n": %d}' % n,
             "PROTOBUF": lambda: b"\x00\x08" + bytes([n]),
-        }[self.format]()
+        }[KINDS.get(self.format, self.format)]()
         return wire_prefix(LATE if kind == "late" else self.number) + payload
 
     def send(self) -> None:
@@ -144,7 +155,7 @@ class History:
             number = 0
             while number < LATE:  # the registry numbers them
                 text = SCHEMAS[self.format].replace("}", " " * number + " }", 1)
-                other = Schema(text, self.format)
+                other = Schema(text, KINDS.get(self.format, self.format))
                 number = self.topic.registry.register_schema("other-value", other)
         self.is_fixed = True
         self.engine = self.topic.ingestor()
@@ -255,8 +266,11 @@ def history_of(folder: Path, patch: pytest.MonkeyPatch, seed: int, **given: Any)
     rng = random.Random(seed)
     kind = given.pop("format", rng.choice(FORMATS))
     mode = given.pop("mode", rng.choice(("SKIP", "LOG")))
-    section = {"format": "json", "framing": "none"} if kind == "plain" else {"format": kind.lower()}
-    if seed and rng.random() < 0.5:
+    section = {"format": KINDS.get(kind, kind).lower()}
+    section |= {"framing": "none"} if kind == "plain" else {}
+    if kind == "changes":
+        given |= {"changelog": {"format": "debezium"}, "write_mode": "append"}
+    if kind == "changes" or (seed and rng.random() < 0.5):
         given["key"] = {"format": "avro"}
     topic = memory_topic(
         folder,
@@ -276,7 +290,7 @@ def test_replay_of_random_histories_inserts_each_record_once_and_revives_none(
 ) -> None:
     history = history_of(tmp_path, monkeypatch, seed)
     monkeypatch.setattr(module, "CHUNK_RECORDS", history.rng.choice([2, 5, 50]))
-    monkeypatch.setattr(module, "GAP", history.rng.choice([1, 10_000]))
+    monkeypatch.setattr(later_records, "MOST_UNUSED", history.rng.choice([1, 10_000]))
     monkeypatch.setattr(module, "wait_random", lambda *_: 0)
     for _ in range(4):
         history.send()
@@ -307,19 +321,22 @@ def inserted(done: Replay) -> int:
     return done.counts["inserted"]
 
 
-def late_history(folder: Path, patch: pytest.MonkeyPatch, kinds: str, **given: Any) -> History:
-    """Return a topic whose table has read these records: Good, Late or Delete, of one key."""
+def late_history(
+    folder: Path, patch: pytest.MonkeyPatch, kinds: str, keys: Any = 1, **given: Any
+) -> History:
+    """Return a topic whose table has read these records: Good, Late or Delete."""
     given = {"format": "AVRO", "mode": "SKIP", "write_mode": "append"} | given
     history = history_of(folder, patch, 0, **given)
     names = {"G": "good", "L": "late", "D": "delete"}
     for number, kind in enumerate(kinds):
-        history.topic.produce(0, history.key(2), history.value(number, names[kind]), time_ms=number)
+        key, value = history.key(2 + number % keys), history.value(number, names[kind])
+        history.topic.produce(0, key, value, time_ms=number)
     history.step()
     return history
 
 
 def numbers(history: History) -> list[int]:
-    return sorted(row["n"] for row in history.topic.rows())
+    return sorted((row.get("after") or row)["n"] for row in history.topic.rows())
 
 
 def test_replay_after_a_rollback_inserts_again_what_the_snapshot_lacks(
@@ -369,36 +386,27 @@ def test_check_of_skipped_rows_shows_reasons_until_they_are_replayed(
     assert history.engine.step().rows_replayed == 2
 
 
+@pytest.mark.parametrize("is_recreated", [True, False])
 def test_dead_letters_of_an_earlier_version_are_replayed_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_recreated: bool
 ) -> None:
     with monkeypatch.context() as earlier:
         earlier.setattr(batch_commit.BatchCommitter, "_waiting", lambda *_: {})
-        history = late_history(tmp_path, monkeypatch, "GLL", mode="LOG")
-    for message in [*history.topic.kafka.topics["error_log"].partitions[0]]:
-        history.topic.kafka.topics["error_log"].produce(0, *message.own)
+        history = late_history(tmp_path, monkeypatch, "LGL", mode="LOG")
+    letters = history.topic.kafka.topics["error_log"]
+    for message in [*letters.partitions[0]]:
+        letters.produce(0, *message.own)
+    if is_recreated:
+        topic = recreated(history, [])
+        continue_table(topic.spec, history.engine.table(), topic.endpoints, "beginning")
     history.topic.produce(0, history.key(2), history.value(3, "late"))
     history.step()
-    history.topic.beginning[0] = 2
+    history.topic.beginning[0] = 1
     history.topic.processes = Processes(1, 1024**3)
     history.fix()
     assert inserted(history.replay(is_dry=True)) == inserted(history.replay()) == 3
     assert inserted(history.replay()) == 0
     assert numbers(history) == [0, 1, 2, 3]
-
-
-def test_dead_letters_of_an_earlier_version_are_replayed_after_the_topic_was_created_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as earlier:
-        earlier.setattr(batch_commit.BatchCommitter, "_waiting", lambda *_: {})
-        history = late_history(tmp_path, monkeypatch, "GLL", mode="LOG")
-    topic, table = history.topic, history.engine.table()
-    replace_topic(topic, {0: [], 1: []})
-    continue_table(topic.spec, table, topic.endpoints, "beginning")
-    history.fix()
-    assert inserted(history.replay()) == 2
-    assert numbers(history) == [0, 1, 2]
 
 
 def test_replay_learns_what_another_one_applies_meanwhile(
@@ -409,28 +417,31 @@ def test_replay_learns_what_another_one_applies_meanwhile(
     topic = history.topic
     for number in range(2):
         topic.produce(0, history.key(number), history.value(number, "late"))
-    topic.produce(0, history.key(1), None)
+    topic.produce(0, history.key(1), history.value(2, "good"))
     assert skips.request(history.engine.table(), topic.endpoints, topic.spec.name, (0, 2), "why")
     history.step()
     history.fix()
 
-    def apply_the_tombstone(said: str) -> None:
+    def apply_the_last_one(said: str) -> None:
         if said.startswith("1 of 3"):
             history.replay(reason="a user skipped")
 
-    assert history.replay(report=apply_the_tombstone).counts["deleted later"] == 1
-    assert numbers(history) == [0]
+    assert history.replay(report=apply_the_last_one).counts["superseded"] == 1
+    assert numbers(history) == [0, 2]
 
 
+@pytest.mark.parametrize("is_compacted", [True, False])
 def test_record_that_kafka_deletes_during_a_replay_is_uncertain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_compacted: bool
 ) -> None:
     history = late_history(tmp_path, monkeypatch, "LD", write_mode="upsert")
     history.fix()
 
     class Slow(Replay):
         def _process(self, *given: Any, **options: Any) -> None:
-            history.topic.beginning[0] = 2  # after it was read
+            for message in history.topic.partitions[0]:  # after it was read
+                message.is_gone = is_compacted
+            history.topic.beginning[0] = 0 if is_compacted else 2
             super()._process(*given, **options)
 
     topic = history.topic
@@ -452,7 +463,7 @@ def test_record_that_only_a_truncated_dead_letter_has_is_counted(
     history.fix()
     done = history.replay()
     assert (inserted(done), done.counts["truncated"]) == (1, 1)
-    assert not Waiting.load(history.engine.table()).count
+    assert Waiting.load(history.engine.table()).count == 1
 
 
 @pytest.mark.parametrize(
@@ -460,7 +471,7 @@ def test_record_that_only_a_truncated_dead_letter_has_is_counted(
     [
         ("GL", 0, "inserted", [1]),
         ("LG", 0, "superseded", [1]),
-        ("LD", 0, "deleted later", []),
+        ("LD", 0, "superseded", []),
         ("GLL", 0, "superseded", [2]),
         ("GL", 2, "inserted", [1]),
         ("LG", 2, "superseded", [1]),
@@ -527,6 +538,70 @@ def test_record_that_a_user_skipped_is_replayed_and_of_two_replays_one_inserts_i
     assert numbers(history) == [0, 1, 2]
 
 
+def test_replay_in_an_upsert_table_is_not_stopped_by_what_stays_malformed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"write_mode": "upsert", "key": {"format": "avro"}}
+    history = late_history(tmp_path, monkeypatch, "GL", **given)
+    history.topic.produce(0, wire_prefix(77) + b"\x04k2", history.value(2, "good"))
+    history.topic.partitions[0].append(NoMessage(KafkaError._BAD_MSG, 0, 3))
+    history.step()
+    history.fix()
+    assert history.replay().counts == {"inserted": 1, "failed again": 1, "not readable": 1}
+    assert numbers(history) == [1]
+    head = history.engine.table().current_snapshot()
+    assert history.replay().counts == {"failed again": 1, "not readable": 1}
+    assert history.engine.table().current_snapshot() == head
+
+
+def test_key_that_a_skipped_tombstone_deletes_is_not_revived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = late_history(tmp_path, monkeypatch, "L", write_mode="upsert")
+    topic = history.topic
+    topic.produce(0, history.key(2), None)
+    assert skips.request(history.engine.table(), topic.endpoints, topic.spec.name, (0, 1), "why")
+    history.step()
+    history.fix()
+    assert history.replay(reason="schema 5").counts == {"superseded": 1}
+
+
+def test_record_that_is_not_in_kafka_waits_until_its_dead_letter_topic_is_named_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = late_history(tmp_path, monkeypatch, "GLL", mode="LOG")
+    (topic := history.topic).beginning[0], spec = 3, history.topic.spec
+    history.fix()
+    handling = {"error_handling": {"mode": "LOG", "target": "renamed"}}
+    topic.spec = TopicSpec.model_validate({**spec.model_dump(by_alias=True), "tableflow": handling})
+    assert history.replay().counts == {"not readable": 2}
+    topic.spec = spec
+    assert inserted(history.replay()) == 2
+
+
+def test_records_that_kafka_deletes_before_they_are_read_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = late_history(tmp_path, monkeypatch, "LLL")
+    history.fix()
+    history.topic.kafka.on_close = lambda: history.topic.beginning.update({0: 1})
+    assert history.replay().counts == {"inserted": 2, "not readable": 1}
+
+
+def test_dead_letters_of_an_earlier_table_are_not_replayed_into_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(batch_commit.BatchCommitter, "_waiting", lambda *_: {})
+        history = late_history(tmp_path, monkeypatch, "GLL", mode="LOG")
+        history.topic.produce(0, history.key(2), history.value(3, "bad"))
+        history.topic.catalog.drop_table(history.engine.table().name())
+        history.fix()
+        history.step()
+    assert history.replay().counts == {"failed again": 1}
+    assert numbers(history) == [0, 1, 2]
+
+
 def test_replay_of_folded_changes_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -538,29 +613,12 @@ def test_replay_of_folded_changes_is_refused(
         Replay(topic.spec, topic.endpoints, topic.config).run()
 
 
-def recreated(history: History, kinds: list[str]) -> MemoryTopic:
+def recreated(history: History, kinds: list[str], keys: int = 1) -> MemoryTopic:
     """Create a topic again, with as many records as it has: those of later numbers."""
     replace_topic(history.topic, {0: [], 1: []})
     for number, kind in enumerate(kinds, len(kinds)):
-        history.topic.produce(0, history.key(2), history.value(number, kind))
+        history.topic.produce(0, history.key(2 + number % keys), history.value(number, kind))
     return history.topic
-
-
-@pytest.mark.parametrize("is_kept", [True, False])
-def test_dead_letters_of_two_logs_with_the_same_offsets_are_each_its_own_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_kept: bool
-) -> None:
-    history = late_history(tmp_path, monkeypatch, "GLL", mode="LOG")
-    topic = recreated(history, ["late", "good", "late"])
-    continue_table(topic.spec, history.engine.table(), topic.endpoints, "beginning")
-    history.step()
-    assert numbers(history) == [0, 4]
-    topic.beginning[0] = 0 if is_kept else 3
-    history.fix()
-    assert inserted(history.replay(is_dry=True)) == inserted(history.replay()) == 4
-    places = [(row["n"], row["$$offset"]) for row in topic.rows()]
-    assert sorted(places) == [(n, n % 3) for n in range(6)]
-    assert not history.replay().counts
 
 
 def killed(topic: MemoryTopic, work: Callable[[], object], seconds: float) -> bool:
@@ -579,15 +637,17 @@ def killed(topic: MemoryTopic, work: Callable[[], object], seconds: float) -> bo
     return process.exitcode != 0
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("TOPICBERG_TEST_KILLS", "5"))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("TOPICBERG_TEST_KILLS", "6"))))
 def test_commands_and_engine_that_are_killed_insert_each_record_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     as_settings: Callable[[Settings], None],
     seed: int,
 ) -> None:
-    history, rng = late_history(tmp_path, monkeypatch, "GLLGL", mode="LOG"), random.Random(seed)
-    topic = recreated(history, ["late", "good", "late", "late", "good"])
+    rng = random.Random(seed)
+    given = ({}, {"write_mode": "upsert"}, {"format": "changes"})[seed % 3]
+    history = late_history(tmp_path, monkeypatch, "GLLGL", 4, mode="LOG", **given)
+    topic = recreated(history, ["late", "good", "late", "late", "good"], 4)
     as_settings(topic.config)
     monkeypatch.setattr(module, "CHUNK_RECORDS", 2)
     opened = lambda *_, **__: (topic.spec, topic.ingestor().table(), topic.endpoints)  # noqa: E731
@@ -608,7 +668,9 @@ def test_commands_and_engine_that_are_killed_insert_each_record_once(
         work()
         if work is ingest:
             history.fix()
-    assert numbers(history) == [*range(10)]
+    expected = range(6 if history.is_upsert else 0, 10)
+    assert numbers(history) == [*expected]
+    assert sorted(row["$$offset"] for row in topic.rows()) == sorted(n % 5 for n in expected)
     assert not history.replay().counts
 
 

@@ -48,7 +48,7 @@ _THREADS = 8
 def identity_columns(spec: TopicSpec, layout: Layout) -> list[str]:
     """Return the columns by which the rows of a key are found."""
     keys = [field.name for field in layout.key.fields()]
-    if spec.write_mode == "upsert" and spec.changelog is not None:
+    if spec.changes == "rows":
         names = (
             metadata.PARTITION,
             metadata.OFFSET,

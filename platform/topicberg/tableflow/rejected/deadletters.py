@@ -23,7 +23,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import fastavro
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -147,7 +147,10 @@ class DeadLetters:
         read = messages(self._endpoints, self.spec.name, ranges) if is_readable else ()
         try:
             for message in read:
-                return known | _fields(message) | problem
+                kind, known["timestamp_ms"] = message.timestamp()
+                headers = [{"key": k, "value": v} for k, v in headers_of(message) or ()]
+                content = {"key": message.key(), "value": message.value(), "headers": headers}
+                return {**known, **content, "timestampType": kind - 1, **problem}
         except DamagedRecordsError as error:
             if error.message not in reason:
                 problem["reason"] = f"{reason}; {error.message}"
@@ -323,17 +326,12 @@ class DeadLetters:
         }
 
 
-class DeadLetter(NamedTuple):
-    """A record, as far as a dead letter has it."""
-
-    record: Message
-    is_whole: bool
-
-
 def read_dead_letters(
     spec: TopicSpec, endpoints: Endpoints, log: int, topic_id: str | None
-) -> Iterator[DeadLetter]:
-    """Yield the dead letters of a table's log, in order; none if their topic does not exist.
+) -> Iterator[tuple[Message, bool]]:
+    """Yield the records of a log that dead letters have, in order, and whether these are whole.
+
+    None if their topic does not exist.
 
     :raises TopicbergError: Kafka does not answer
     """
@@ -371,19 +369,7 @@ def read_dead_letters(
             headers=[*source["headers"].items()],
             timestamp=(kind, time_ms),
         )
-        yield DeadLetter(record, "truncated" not in details and is_read and has_headers)
-
-
-def _fields(message: Message) -> dict[str, Any]:
-    """Return what a dead letter has of a record."""
-    kind, milliseconds = message.timestamp()
-    return {
-        "key": message.key(),
-        "value": message.value(),
-        "timestampType": kind - 1,
-        "timestamp_ms": milliseconds,
-        "headers": [{"key": name, "value": value} for name, value in headers_of(message) or ()],
-    }
+        yield record, "truncated" not in details and is_read and has_headers
 
 
 class LeftOut:
@@ -397,7 +383,9 @@ class LeftOut:
         is_logged = spec.tableflow.error_handling.mode == "LOG"
         self._dead_letters = DeadLetters(spec, endpoints, config) if is_logged else None
 
-    def malformed(self, plan: BatchPlan, table: Table, rejections: Rejections) -> None:
+    def malformed(
+        self, plan: BatchPlan, table: Table, rejections: Rejections, hint: str | None = None
+    ) -> None:
         """Treat malformed records; raise TableflowError before the first of them (SUSPEND)."""
         if rejections.first is None:
             return
@@ -405,9 +393,9 @@ class LeftOut:
         if rejections.is_final:
             raise TableflowError(
                 f"topic {name}, partition {partition}, offset {offset}: {reason}",
-                hint=f"fix the producer, or run `topicberg tableflow enable {name} "
-                "--error-handling LOG` to send such records to a dead-letter topic (SKIP leaves "
-                "them out)",
+                hint=hint
+                or f"fix the producer, or run `topicberg tableflow enable {name} --error-handling "
+                "LOG` to send such records to a dead-letter topic (SKIP leaves them out)",
             )
         self._check()
         if self._dead_letters is not None:
@@ -435,20 +423,14 @@ class LeftOut:
         """Treat changes that cannot be applied like malformed records."""
         if not refused:
             return
-        self._check()
-        name, ((partition, offset), reason) = self._spec.name, min(refused.items())
-        if self._spec.tableflow.error_handling.mode == "SUSPEND":
-            raise TableflowError(
-                f"topic {name}, partition {partition}, offset {offset}: {reason}",
-                hint="set REPLICA IDENTITY FULL in the source and let Debezium read the row again "
-                f"with an incremental snapshot; or run `topicberg tableflow skip {name} "
-                f"{partition} {offset}`",
-            )
-        if self._dead_letters is not None:
-            lost = [self._dead_letters.record(*change) for change in sorted(refused.items())]
-            self._dead_letters.write(table, plan.topic_id, plan.batch.start, lost)
-        else:
-            logger.warning(
-                "topic %s: skipped %d changes; the first one: partition %d, offset %d: %s",
-                *(name, len(refused), partition, offset, reason),
-            )
+        changes, letters = sorted(refused.items()), self._dead_letters
+        rejections = Rejections(self._spec.tableflow.error_handling.mode, len(changes))
+        rejections.first = *changes[0], None
+        rejections.records = [dict(letters.record(*change)) for change in changes if letters]
+        partition, offset = changes[0][0]
+        hint = (
+            "set REPLICA IDENTITY FULL in the source and let Debezium read the row again with an "
+            f"incremental snapshot; or run `topicberg tableflow skip {self._spec.name} {partition} "
+            f"{offset}`"
+        )
+        self.malformed(plan, table, rejections, hint)

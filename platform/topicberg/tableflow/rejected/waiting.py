@@ -98,9 +98,11 @@ class Waiting:
 
     def dump(self) -> str:
         """Return the content of the file."""
-        reasons = [(*why, self.since_ms[why], each.dump()) for why, each in self.offsets.items()]
+        known = sorted(self.offsets)
+        reasons = [(*why, self.since_ms[why], self.offsets[why].dump()) for why in known]
         document = {"unrecorded": self.unrecorded, "start": dump_offsets(self.start)}
-        return json.dumps({**document, "topic_ids": self.topic_ids, "reasons": reasons})
+        document |= {"topic_ids": self.topic_ids, "reasons": reasons}
+        return json.dumps(document, sort_keys=True)
 
     def write(self, table: Table) -> dict[str, str]:
         """Write a file, and return what the summary of a snapshot has of it."""
@@ -133,11 +135,11 @@ class Waiting:
                 self.since_ms.setdefault(why, since_ms or int(time.time() * 1000))
 
     def remove(self, log: int, done: OffsetSet) -> None:
-        """Remove records of a log."""
+        """Remove records of a log; some of them may be added again."""
         for reason in [reason for reason in self.offsets if reason.log == log]:
             self.offsets[reason] -= done
             if not self.offsets[reason]:
-                del self.offsets[reason], self.since_ms[reason]
+                del self.offsets[reason]  # If they fail again, they wait since the same time.
 
     def of(self, log: int, text: str = "") -> OffsetSet:
         """Return the records of a log whose reason has a text."""

@@ -316,8 +316,7 @@ class Ingestor:
     def _reader(self, batch: Batch, size: float | None) -> Reader:
         """Return what reads a batch; raise an error if it has to be Spark, whose workers cannot."""
         is_auto = self.spec.tableflow.engine == "auto"
-        is_folded = self.spec.changelog is not None and self.spec.write_mode == "upsert"
-        is_small = is_auto and (is_folded or batch.records <= small(size))
+        is_small = is_auto and (self.spec.changes == "rows" or batch.records <= small(size))
         if is_small or self._search.isolation is not None or not batch.ranges:
             return "process"
         if (lack := self._spark.workers_lack()) is None:

@@ -17,30 +17,31 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-import numpy as np
+import pyarrow as pa
 from confluent_kafka import Message
 from tenacity import wait_random
 
 from topicberg.endpoints import Endpoints
-from topicberg.errors import CommitConflictError, SpecError
+from topicberg.errors import CommitConflictError, SpecError, TableflowError
 from topicberg.errors.retry import conflicts, retry
+from topicberg.formats.metadata import OFFSET, PARTITION
 from topicberg.iceberg.files import discard
 from topicberg.kafka import topics as kafka
-from topicberg.kafka.consumer import batch_end, messages
+from topicberg.kafka.consumer import readable_messages
 from topicberg.kafka.offsets import Offsets, PartitionOffset
-from topicberg.kafka.records import DamagedRecordsError, place_of, readable_headers
+from topicberg.kafka.records import headers_of, place_of
 from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_plan import BatchPlan, TablePlan
 from topicberg.tableflow.decode.columns import FORGOTTEN
 from topicberg.tableflow.decode.plan import ReadPlan
 from topicberg.tableflow.decode.reading import WrittenBatch, joined
 from topicberg.tableflow.rejected.deadletters import read_dead_letters
-from topicberg.tableflow.rejected.rejections import Rejections, without_values
+from topicberg.tableflow.rejected.rejections import Rejections
 from topicberg.tableflow.rejected.waiting import Waiting
 from topicberg.tableflow.service.engine import Ingestor
 from topicberg.tableflow.service.turns import turn
-from topicberg.tableflow.table.batch_commit import Replayed, SchemasFoundError
-from topicberg.tableflow.table.later_records import DELETED, SUPERSEDED, UNCERTAIN, LaterRecords
+from topicberg.tableflow.table.batch_commit import SchemasFoundError
+from topicberg.tableflow.table.later_records import SUPERSEDED, UNCERTAIN, LaterRecords, spans
 from topicberg.tableflow.values.forgotten import ForgottenKeys
 from topicberg.tableflow.values.logs import ended_logs
 from topicberg.tableflow.values.memory import ExhaustedError
@@ -48,21 +49,23 @@ from topicberg.tableflow.values.offsets import Batch, OffsetSet
 from topicberg.topics import TopicSpec
 
 CHUNK_RECORDS, CHUNK_BYTES = 50_000, 64 * 1024 * 1024  # Of one commit.
-ATTEMPTS, GAP = 20, 10_000  # Offsets between two records that wait, which are not read.
+ATTEMPTS = 20
 EARLIER = "dead letters of an earlier version"
-INSERTED, ERASED, TRUNCATED = "inserted", "forgotten", "truncated"
-LOST, FAILED = "not in Kafka", "failed again"
+INSERTED = "inserted"
+ERASED = "forgotten"
+TRUNCATED = "truncated"
+LOST = "not readable"
+FAILED = "failed again"
 OUTCOMES = {
     INSERTED: "in the table now",
-    SUPERSEDED: "a later record of the key was read",
-    DELETED: "a later record deleted the key",
+    SUPERSEDED: "a later record of the key replaced or deleted it",
     ERASED: "the key, or a value, was forgotten",
     UNCERTAIN: "what came later of the key is not known any more",
-    TRUNCATED: "the log has no such record any more, and the dead letter only a part of it",
-    LOST: "neither the log nor the dead-letter topic has the record",
-    FAILED: "still malformed; these keep waiting",
+    TRUNCATED: "waits: only a part of it, in a dead letter, can be read",
+    LOST: "waits: neither the log nor the dead-letter topic has it, or it cannot be read",
+    FAILED: "waits: still malformed",
 }
-"""What becomes of a record; all but the last one are final."""
+"""What becomes of a record."""
 
 
 @dataclass
@@ -91,7 +94,7 @@ class Replay:
         :raises TableflowError: the table, its schemas or the log are not as a batch needs them
         :raises CommitConflictError: others kept committing to the table
         """
-        if self.spec.changelog is not None and self.spec.write_mode == "upsert":
+        if self.spec.changes == "rows":
             raise SpecError(
                 f"topic {self.spec.name}: its table has the current rows of a database's table, "
                 "which follow from all changes in their order: none is applied later",
@@ -101,7 +104,6 @@ class Replay:
         self._table = self._ingestor.tables[0]
         self._earlier: OffsetSet | None = None  # Dead letters that no batch recorded.
         self._later: LaterRecords | None = None
-        self._waits = OffsetSet()  # Of the log that is read, after the commit before.
         try:
             self._replay()
         finally:
@@ -109,23 +111,23 @@ class Replay:
         return self
 
     def _replay(self) -> None:
-        _, log, waiting = self._plan()
-        self.unrecorded, number = waiting.unrecorded, waiting.log
-        left = {n: waiting.of(n, self.reason) for n in waiting.topic_ids}
-        own, self._total = left.setdefault(number, OffsetSet()), sum(map(len, left.values()))
-        self._first, damaged = dict(reversed([*own])), OffsetSet()
-        for records in self._chunks(self._of_log(own, log.beginning, damaged)):
-            left[number] -= OffsetSet.of(map(place_of, records))
-            self._process(number, records, is_in_log=True)
-        left[number] -= damaged
-        for n, wanted in left.items():
-            rest, cut = wanted, OffsetSet()
-            whole = self._of_dead_letters(n, waiting.topic_ids.get(n), wanted, cut)
-            for records in self._chunks(whole) if wanted else ():
+        _, _, waiting = self._plan()
+        self.unrecorded, self._log = waiting.unrecorded, waiting.log
+        left = {log: waiting.of(log, self.reason) for log in waiting.topic_ids}
+        own = left.setdefault(self._log, OffsetSet())
+        self._total = sum(map(len, left.values()))
+        for records in self._chunks(self._of_log(own)):
+            left[self._log] -= OffsetSet.of(map(place_of, records))
+            self._process(self._log, records)
+        for log, wanted in left.items():
+            rest, truncated = wanted, OffsetSet()
+            letters = self._of_dead_letters(log, waiting.topic_ids.get(log), wanted, truncated)
+            for records in self._chunks(letters) if wanted else ():
                 rest -= OffsetSet.of(map(place_of, records))
-                self._process(n, records)
+                self._process(log, records)
             if rest and self.since_ms is None:  # else their times are not known
-                self._process(n, [], {TRUNCATED: rest & cut, LOST: rest - cut})
+                lost = {TRUNCATED: len(rest & truncated), LOST: len(rest - truncated)}
+                self._count(Counter(lost), {})
 
     def _plan(self) -> tuple[TablePlan, kafka.TopicLog, Waiting]:
         """Return the table with the columns of the newest schemas, its log, and what waits."""
@@ -137,62 +139,44 @@ class Replay:
             ended = ended_logs(into.table, into.head)
             topic_id = ended[0].topic_id if ended else into.committed.topic_id
             if self._earlier is None:
-                self._earlier = OffsetSet.of(
-                    (partition, offset)
-                    for letter in read_dead_letters(self.spec, self.endpoints, 0, topic_id)
-                    for partition, offset in [place_of(letter.record)]
-                    if offset < waiting.start.get(partition, 0)
-                )
+                self._earlier = self._earlier_ones(into, topic_id, waiting.start)
             waiting.unrecorded = max(0, waiting.unrecorded - len(self._earlier))
             waiting.add(topic_id or "", {EARLIER: self._earlier}, log=0)
             waiting.start = {}
         return into, log, waiting
 
-    def _of_log(
-        self, wanted: OffsetSet, beginning: Offsets, damaged: OffsetSet
-    ) -> Iterator[Message]:
-        """Yield what the log still has; ``damaged`` gets what the client cannot read."""
-        for partition, start, end in _spans(wanted):
-            start = max(start, beginning.get(partition, 0))
-            while start < end:
-                ranges = {partition: (start, end)}
-                try:
-                    for message in messages(self.endpoints, self.spec.name, ranges):
-                        start = message.offset() or 0
-                        if (partition, start) in wanted:
-                            readable_headers(message)
-                            yield message
-                    start = end
-                except DamagedRecordsError as error:
-                    first, most = max(start, error.offset), self._table.max_bytes
-                    where = self.endpoints, self.spec.name, partition
-                    start, number = batch_end(*where, first, end, most), len(damaged)
-                    for offset in range(first, start):
-                        if (partition, offset) in wanted:
-                            damaged.add((partition, offset))
-                    number = len(damaged) - number
-                    self._count(Counter({FAILED: number}), {without_values(error.message): number})
+    def _earlier_ones(self, into: TablePlan, topic_id: str | None, ends: Offsets) -> OffsetSet:
+        """Return the dead letters of records before some offsets that no row of the table is of."""
+        letters = read_dead_letters(self.spec, self.endpoints, 0, topic_id)
+        places = (place_of(record) for record, _ in letters)
+        earlier = OffsetSet.of(place for place in places if place[1] < ends.get(place[0], 0))
+        names = [self.spec.metadata_column(name) for name in (PARTITION, OFFSET)]
+        for batch in into.table.scan(selected_fields=tuple(names)).to_arrow_batch_reader():
+            rows = pa.Table.from_batches([batch]).select(names).drop_null()
+            is_earlier = earlier.among(*(column.to_numpy() for column in rows.columns))
+            columns = (column.to_pylist() for column in rows.filter(is_earlier).columns)
+            earlier -= OffsetSet.of(zip(*columns, strict=True))
+        return earlier
+
+    def _of_log(self, wanted: OffsetSet) -> Iterator[Message]:
+        """Yield what the log still has, and the client can read."""
+        for message in readable_messages(self.endpoints, self.spec.name, spans(wanted), []):
+            if place_of(message) in wanted and headers_of(message) is not None:
+                yield message
 
     def _of_dead_letters(
-        self, log: int, topic_id: str | None, wanted: OffsetSet, cut: OffsetSet
+        self, log: int, topic_id: str | None, wanted: OffsetSet, truncated: OffsetSet
     ) -> Iterator[Message]:
-        """Yield what dead letters have; ``cut`` gets those of which they have a part."""
+        """Yield what dead letters have; ``truncated`` gets those of which they have a part."""
         read = OffsetSet()
-        for letter in read_dead_letters(self.spec, self.endpoints, log, topic_id):
-            if (place := place_of(letter.record)) in wanted and place not in read:
-                (read if letter.is_whole else cut).add(place)
-                if letter.is_whole:
-                    yield letter.record
+        for record, is_whole in read_dead_letters(self.spec, self.endpoints, log, topic_id):
+            if (place := place_of(record)) in wanted and place not in read:
+                (read if is_whole else truncated).add(place)
+                if is_whole:
+                    yield record
 
-    def _process(
-        self,
-        log: int,
-        records: list[Message],
-        finals: Mapping[str, OffsetSet] | None = None,
-        *,
-        is_in_log: bool = False,
-    ) -> None:
-        """Commit what becomes of records; ``finals``: of others, by outcome."""
+    def _process(self, log: int, records: list[Message]) -> None:
+        """Commit what becomes of records."""
         name, attempts = ".".join(self.spec.table_identifier(self.config)), count()
 
         def attempt() -> int:
@@ -200,7 +184,7 @@ class Replay:
             size = max(1_000, len(records) >> next(attempts))
             self._ingestor.begin_batch()
             with turn(self.config, name):
-                self._commit(log, records[:size], finals or {}, is_in_log=is_in_log)
+                self._commit(log, records[:size])
             return size
 
         exhausted = CommitConflictError(
@@ -210,33 +194,38 @@ class Replay:
         retried = conflicts(f"table {name}")(attempt)
         size = retry(retried, ATTEMPTS, wait=wait_random(0, 1), exhausted=exhausted)
         if rest := records[size:]:
-            self._process(log, rest, is_in_log=is_in_log)
+            self._process(log, rest)
 
-    def _commit(
-        self, log: int, records: list[Message], finals: Mapping[str, OffsetSet], *, is_in_log: bool
-    ) -> None:
+    def _commit(self, log: int, records: list[Message]) -> None:
         into, topic_log, waiting = self._plan()
-        if is_in_log and log != waiting.log:  # These may be records of the next log.
-            raise CommitConflictError(f"topic {self.spec.name}: its table has another log now")
-        before, waits = waiting.dump(), waiting.of(log)
+        if waiting.log != self._log:  # The records that were read may be those of the next log.
+            raise TableflowError(
+                f"topic {self.spec.name}: its table has another log since the replay began",
+                hint="run the command again",
+            )
+        before, left_out = waiting.dump(), waiting.of(log)
         # Another replay may have come first.
-        left = [record for record in records if place_of(record) in waits]
-        outcomes = Counter({name: len(offsets & waits) for name, offsets in finals.items()})
-        decided = self._decided(into, log, waiting, left, is_in_log=is_in_log)
-        outcomes.update(decided.values())
+        left = [record for record in records if place_of(record) in left_out]
+        decided = self._decided(into, log, waiting, left)
+        key = [column.name for column in into.layout.key.fields()]
+        forgotten = ForgottenKeys.of(into.table, key, log)
+        program = replace(self._table.read_plan(into), error_mode="SKIP", forgotten=forgotten)
+        written = self._written(program, [r for r in left if place_of(r) not in decided])
         try:
-            written = self._decoded(into, log, [r for r in left if place_of(r) not in decided])
+            self._table.committer.learn_schemas(written.rejections)
         except SchemasFoundError:
-            return self._commit(log, records, finals, is_in_log=is_in_log)
+            discard(into.table.io, written.files)
+            self._later = None  # It may have been read without them.
+            return self._commit(log, records)
         failed = {why: offsets for (why, _), offsets in written.rejections.left_out.items()}
+        outcomes = Counter(decided.values())
         outcomes[ERASED] = len(failed.pop(FORGOTTEN, ()))
         rows = inserted = written.records - written.rejections.count
         if written.keys is not None:
             inserted = len(written.keys.newest()[0].high)
         outcomes += Counter({INSERTED: inserted, SUPERSEDED: rows - inserted})
         since_ms = min(waiting.since_ms.values(), default=None)
-        for done in (OffsetSet.of(map(place_of, left)), *finals.values()):
-            waiting.remove(log, done)
+        waiting.remove(log, OffsetSet.of(map(place_of, left)))
         waiting.add(waiting.topic_ids.get(log, ""), failed, since_ms, log)
         if self.is_dry or waiting.dump() == before:
             discard(into.table.io, written.files)
@@ -254,45 +243,23 @@ class Replay:
                 failing={},
                 reader="process",
             )
-            written = replace(written, rejections=Rejections("SKIP"), last_records={})
-            self._table.commit(plan, into, written, Replayed(inserted, waiting))
-            self._waits = waiting.of(waiting.log)
+            rejections = Rejections("SKIP", kafka_times=written.rejections.kafka_times)
+            written = replace(written, records=inserted, rejections=rejections, last_records={})
+            self._table.commit(plan, into, written, waiting)
         outcomes[FAILED] = sum(map(len, failed.values()))
         return self._count(outcomes, {text: len(offsets) for text, offsets in failed.items()})
 
     def _decided(
-        self,
-        into: TablePlan,
-        log: int,
-        waiting: Waiting,
-        records: list[Message],
-        *,
-        is_in_log: bool,
+        self, into: TablePlan, log: int, waiting: Waiting, records: list[Message]
     ) -> Mapping[PartitionOffset, str]:
         """Return which records are not to be inserted, and why."""
         if self.spec.write_mode != "upsert":
             return {}
-        if log != waiting.log:  # Offsets of logs do not compare.
+        if log != self._log:  # Offsets of logs do not compare.
             return dict.fromkeys(map(place_of, records), UNCERTAIN)
-        waits = waiting.of(log)
-        if self._later is None or self._waits - waits:  # Another replay has applied some.
-            where = self.spec, into.table, self.endpoints, self.config, log
-            self._later, self._waits = LaterRecords(*where, self._first, self.report), waits
-        self._later.read(into.offsets, waits)
-        return self._later.outcomes(into.table, into.head, records, are_in_log=is_in_log)
-
-    def _decoded(self, into: TablePlan, log: int, records: list[Message]) -> WrittenBatch:
-        """Write the rows of records, or raise SchemasFoundError: their schemas were looked up."""
-        key = [column.name for column in into.layout.key.fields()]
-        forgotten = ForgottenKeys.of(into.table, key, log)
-        plan = replace(self._table.read_plan(into), error_mode="SKIP", forgotten=forgotten)
-        written = self._written(plan, records)
-        try:
-            self._table.committer.learn_schemas(written.rejections)
-        except SchemasFoundError:
-            discard(into.table.io, written.files)
-            raise
-        return written
+        if self._later is None or self._later.schemas != into.layout.schema_ids:
+            self._later = LaterRecords(self.spec, into, self.endpoints, self.config, self.report)
+        return self._later.outcomes(into, waiting.of(log), records)
 
     def _written(self, plan: ReadPlan, records: list[Message]) -> WrittenBatch:
         """Write the rows of records; one that takes more memory than there is is malformed."""
@@ -321,20 +288,10 @@ class Replay:
         for record in records:
             if self.since_ms is None or record.timestamp()[1] >= self.since_ms:
                 some.append(record)
-                headers = (part for _, part in readable_headers(record))
+                headers = (part for _, part in headers_of(record) or ())
                 size += sum(len(p or b"") for p in (record.key(), record.value(), *headers))
             if len(some) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
                 yield sorted(some, key=place_of)
                 some, size = [], 0
         if some:
             yield sorted(some, key=place_of)
-
-
-def _spans(wanted: OffsetSet) -> Iterator[tuple[int, int, int]]:
-    """Yield partition, first offset, and offset after the last one, of what is read at once."""
-    places = np.array([*wanted], np.int64).reshape(-1, 2)
-    for partition in np.unique(places[:, 0]).tolist():
-        offsets = places[places[:, 0] == partition, 1]
-        gap = max(GAP, (offsets[-1] - offsets[0]) // 100)
-        for span in np.split(offsets, 1 + np.flatnonzero(np.diff(offsets) > gap)):
-            yield partition, int(span[0]), int(span[-1]) + 1

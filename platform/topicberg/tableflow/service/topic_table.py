@@ -33,8 +33,9 @@ from topicberg.tableflow.layout.layout import event_time, row_columns, table_sch
 from topicberg.tableflow.layout.message_fields import Layout
 from topicberg.tableflow.layout.upsert_key import UpsertKey
 from topicberg.tableflow.layout.waiting import identity_columns
+from topicberg.tableflow.rejected.waiting import Waiting
 from topicberg.tableflow.service.log_check import LogCheck
-from topicberg.tableflow.table.batch_commit import BatchCommitter, Replayed
+from topicberg.tableflow.table.batch_commit import BatchCommitter
 from topicberg.tableflow.table.foreign_commits import ForeignWatch
 from topicberg.tableflow.table.table import ensure_table
 from topicberg.tableflow.table.topic_keys import TopicKeys
@@ -152,10 +153,10 @@ class BatchTable:
         plan: batch_plan.BatchPlan,
         into: batch_plan.TablePlan,
         written: WrittenBatch,
-        replayed: Replayed | None = None,
+        waiting: Waiting | None = None,
     ) -> batch_plan.Commit:
         """Commit a batch to the table; see :meth:`.BatchCommitter.commit`."""
-        done = self.committer.commit(plan, into, written, replayed)
+        done = self.committer.commit(plan, into, written, waiting)
         self.log_check.note_commit({**into.committed.last_records, **written.last_records})
         self.loader.held_ms = plan.now_ms
         return replace(done, unproven=self.unproven(plan.batch))

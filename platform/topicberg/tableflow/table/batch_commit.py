@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple, cast, get_args
+from typing import cast, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -58,13 +58,6 @@ class SchemasFoundError(Exception):
     """Records name schemas that were unknown and have been looked up: decode the batch again."""
 
 
-class Replayed(NamedTuple):
-    """What a snapshot records of a replay: rows that it inserts, and what is still left out."""
-
-    rows: int
-    waiting: Waiting
-
-
 class BatchCommitter:
     """Commits the batches of one topic."""
 
@@ -99,11 +92,11 @@ class BatchCommitter:
         plan: BatchPlan,
         into: TablePlan,
         written: WrittenBatch,
-        replayed: Replayed | None = None,
+        waiting: Waiting | None = None,
     ) -> Commit:
         """Commit the data files of a batch for one of its tables.
 
-        :param replayed: of records that were left out before; the batch has no offsets
+        :param waiting: what is still left out after a replay of records; the batch has no offsets
         :raises BatchCutError: only an earlier part of the batch can be committed now
         :raises TableflowError: the topic stops before a change that cannot be applied (SUSPEND)
         """
@@ -119,28 +112,31 @@ class BatchCommitter:
             rejected = written.rejections.count + (len(folded.refused) if folded else 0)
             is_logged = self._spec.tableflow.error_handling.mode == "LOG"
             dead_lettered = rejected + len(plan.failing.keys() & batch.skipped) if is_logged else 0
-            if left_out := rejected + len(batch.skipped):
-                changed[summaries.ROWS_SKIPPED] = str(_skipped(table.properties) + left_out)
+            left_out, counts = rejected + len(batch.skipped), dict[str, int]()
+            if left_out:
+                counts[summaries.ROWS_SKIPPED] = left_out
             if kafka_times := written.rejections.kafka_times:
                 logger.warning(
                     "topic %s: %s without a usable event time have Kafka's time",
                     *(self._spec.name, count(kafka_times, "record")),
                 )
-                known = int(table.properties.get(summaries.KAFKA_TIMES, 0))
-                changed[summaries.KAFKA_TIMES] = str(known + kafka_times)
-            if replayed is not None:
-                before = int(table.properties.get(summaries.ROWS_REPLAYED, 0))
-                changed[summaries.ROWS_REPLAYED] = str(before + replayed.rows)
+                counts[summaries.KAFKA_TIMES] = kafka_times
+            if waiting is not None:
+                counts[summaries.ROWS_REPLAYED] = written.records
+            changed |= {
+                name: str(int(table.properties.get(name, 0)) + number)
+                for name, number in counts.items()
+            }
             replaced = folded.replaced if folded else self._keys.replaced(into, written)
             changed |= self._keys.changed_properties(into, plan.now_ms)
             noted = into.missed.noted(changed)
-            if self._spec.changelog is not None and self._spec.write_mode == "upsert":
+            if self._spec.changes == "rows":
                 state = folded.state if folded else FoldState.of(table, into.head)
                 reached = {"offsets": dict(batch.end), "log": into.committed.log}
                 state = state.model_copy(update=reached)
                 noted |= state.noted()
                 changed[STATE] = state.model_dump_json()
-            noted |= self._waiting(plan, into, written, replayed)
+            noted |= waiting.write(table) if waiting else self._waiting(plan, into, written)
             self._check()
         except BaseException:
             discard(table.io, written.files)
@@ -161,19 +157,14 @@ class BatchCommitter:
             records_dead_lettered=dead_lettered,
         )
 
-    def _waiting(
-        self, plan: BatchPlan, into: TablePlan, written: WrittenBatch, replayed: Replayed | None
-    ) -> dict[str, str]:
+    def _waiting(self, plan: BatchPlan, into: TablePlan, written: WrittenBatch) -> dict[str, str]:
         """Return what the summary has of the records that were left out so far."""
-        if replayed is not None:
-            return replayed.waiting.write(into.table)
         reasons = {text: offsets for (text, _), offsets in written.rejections.left_out.items()}
         for place in plan.batch.skipped:
             skip = plan.failing.get(place)
             why = SKIPPED if skip is None else without_values(skip.reason)
             reasons[why] = reasons.get(why, OffsetSet()) | OffsetSet.of([place])
-        is_folded = self._spec.changelog is not None and self._spec.write_mode == "upsert"
-        if is_folded or not reasons:
+        if self._spec.changes == "rows" or not reasons:
             name = into.committed.waiting
             return {} if name is None else {summaries.WAITING: name}
         waiting = Waiting.load(into.table, into.head)
@@ -262,7 +253,7 @@ def result(
         end_offsets=plan.batch.end,
         backlog=plan.backlog,
         rows=_number(head, "added-records"),
-        rows_skipped=_skipped(properties),
+        rows_skipped=int(properties.get(summaries.ROWS_SKIPPED, 0)),
         rows_replayed=int(properties.get(summaries.ROWS_REPLAYED, 0)),
         bytes=_number(head, "added-files-size"),
         files=_number(head, "added-data-files"),
@@ -283,8 +274,3 @@ def _reader_of(head: Snapshot | None) -> Reader | None:
     """Return what read the batch of a snapshot; None: it is not of a batch, or not known."""
     found = summaries.summary(head).get(summaries.READER) if head else None
     return cast("Reader", found) if found in get_args(Reader) else None
-
-
-def _skipped(properties: Mapping[str, str]) -> int:
-    """Return how many records were left out since the table was created."""
-    return int(properties.get(summaries.ROWS_SKIPPED, 0))

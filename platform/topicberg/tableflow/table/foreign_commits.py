@@ -99,7 +99,7 @@ class ForeignCommits:
         """Return which rows stay wrong if a user accepts these commits, and how to repair them."""
         command = f"`topicberg tableflow reread {spec.name}`"
         later = start_again(spec.name)
-        if spec.write_mode == "upsert" and spec.changelog is None:
+        if spec.is_compacted:
             later = f"{command} deletes rows that are not the newest of a key of the topic"
             later += ", but brings back none that is lost" if self.missing else ""
         return (

@@ -36,7 +36,7 @@ from topicberg.formats.framing import header_of
 from topicberg.iceberg.position_deletes import delete_rows
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
-from topicberg.kafka.offsets import Offsets, Ranges
+from topicberg.kafka.offsets import Offsets
 from topicberg.kafka.records import headers_of, place_of
 from topicberg.settings import Settings
 from topicberg.tableflow.changelog.current_rows import together
@@ -128,7 +128,7 @@ def require_upsert(spec: TopicSpec) -> None:
             "records as well",
             hint="let Debezium read the table again with an incremental snapshot if you miss any",
         )
-    if spec.write_mode != "upsert":
+    if not spec.is_compacted:
         raise SpecError(
             f"topic {spec.name}: its table is in write mode append, which has a row for each "
             "record and misses no deletes",
@@ -147,7 +147,7 @@ def reread(spec: TopicSpec, table: Table, endpoints: Endpoints, config: Settings
     :raises CommitConflictError: others kept committing to the table
     """
     restored = _restored(table.refresh(), spec)
-    if restored is None or (spec.write_mode == "upsert" and spec.changelog is None):
+    if restored is None or spec.is_compacted:
         return _deleted(spec, table, endpoints, config, restored)
     return Reread(by=current_user(), at_ms=int(time.time() * 1000), restored=restored)
 
@@ -182,7 +182,8 @@ def _deleted(
         nonlocal keys, records, reached
         end = kafka.end_offsets(endpoints, spec.name)
         ranges = {p: (reached.get(p, 0), end[p]) for p in end}
-        for some, _, of_keys in described_records(endpoints, spec.name, ranges, framing, index):
+        unread = messages(endpoints, spec.name, ranges)
+        for some, of_keys in described_records(unread, framing, index):
             keys, records = newest(keys, of_keys), records + some
         reached = end
 
@@ -242,12 +243,12 @@ def key_of(
 
 
 def described_records(
-    endpoints: Endpoints, topic: str, ranges: Ranges, framing: KeyFraming | None, index: KeyIndex
-) -> Iterator[tuple[int, int, NDArray[Any]]]:
-    """Yield how many records were read, the offset of the last one, and :func:`described` ones."""
-    unread = records_of(messages(endpoints, topic, ranges), framing)
+    read: Iterable[Message], framing: KeyFraming | None, index: KeyIndex
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield how many records were read, and :func:`described` ones."""
+    unread = records_of(read, framing)
     while some := list(islice(unread, CHUNK)):
-        yield len(some), some[-1][2], described(some, index)
+        yield len(some), described(some, index)
 
 
 def records_of(read: Iterable[Message], framing: KeyFraming | None) -> Iterator[Record]:
