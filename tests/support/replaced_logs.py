@@ -33,9 +33,9 @@ def continue_table(
     compared = continuing.compare(spec, table, endpoints, lambda _: None)
     if compared.is_same and since is None:
         return compared, {}
-    starts, decision = continuing.choose(spec, compared, endpoints, since)
+    starts, decision = compared.choose(since)
     starts = dict(compared.log.beginning) if starts is None else starts
-    continuing.go_on(spec, table, endpoints, compared, starts, decision)
+    compared.go_on(starts, decision)
     return compared, starts
 
 
@@ -166,7 +166,7 @@ class Site:
 
 
 @contextmanager
-def site(write_mode: str = "append") -> Iterator[Site]:
-    given: dict[str, Any] = {"schema": {"format": "text"}, "write_mode": write_mode}
+def site(write_mode: str = "append", **more: Any) -> Iterator[Site]:
+    given: dict[str, Any] = {"schema": {"format": "text"}, "write_mode": write_mode, **more}
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         yield Site(memory_topic(Path(folder), patch, **given))
