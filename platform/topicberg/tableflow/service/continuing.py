@@ -326,7 +326,7 @@ class Comparison(_Ends):
                 "log had after it may be lost, and counts are by time or offset"
             )
         if spec.write_mode == "upsert":
-            yield "rows of keys that the log does not have stay"
+            yield "rows of records that the log lacks stay, until their keys have later ones"
         is_moved = bool(missing) or len(positions) > len(self.state.offsets)
         if is_moved and spec.write_mode == "upsert" and not (spec.changelog or spec.key.has_schema):
             yield (
