@@ -33,9 +33,9 @@ def continue_table(
     compared = continuing.compare(spec, table, endpoints, lambda _: None)
     if compared.is_same and since is None:
         return compared, {}
-    starts, decision = continuing.choose(spec, compared, endpoints, since)
+    starts, decision = compared.choose(since)
     starts = dict(compared.log.beginning) if starts is None else starts
-    continuing.go_on(spec, table, endpoints, compared, starts, decision)
+    compared.go_on(starts, decision)
     return compared, starts
 
 
@@ -88,6 +88,11 @@ class Site:
             value = (text or str(self.sent)).encode()
             self.topic.produce(partition, key, value, time_ms=time_ms)
 
+    def abort(self, partition: int) -> None:
+        """End a transaction with a record that no reader gets."""
+        self.produce(partition, 1)
+        self.topic.partitions[partition][-1].is_gone = True
+
     def elect(self, partition: int) -> None:
         self.topic.epochs[partition] = self.topic.epochs.get(partition, 0) + 1
 
@@ -105,9 +110,9 @@ class Site:
 
     def compact(self, partition: int) -> None:
         log = self.topic.partitions[partition]
-        newest = {message.key(): message.offset() for message in log}
+        newest = {m.key(): m.offset() for m in log if not m.is_gone}
         self.topic.partitions[partition] = [
-            replace(m, is_gone=m.offset() != newest[m.key()]) for m in log
+            replace(m, is_gone=m.offset() != newest.get(m.key())) for m in log
         ]
 
     def turn(self) -> str:
@@ -156,7 +161,8 @@ class Site:
         """The table has every record once; of compacted ones, it may have those that it read."""
         rows, logs = Counter(self.values()), self.topic.partitions.values()
         if self.topic.spec.write_mode == "upsert":
-            newest = {(m.partition(), m.key()): m.value() for log in logs for m in log}
+            read = (m for log in logs for m in log if not m.is_gone)
+            newest = {(m.partition(), m.key()): m.value() for m in read}
             needed = possible = Counter((v or b"").decode() for v in newest.values())
         else:
             sent = [((m.value() or b"").decode(), m.is_gone) for log in logs for m in log]
@@ -166,7 +172,7 @@ class Site:
 
 
 @contextmanager
-def site(write_mode: str = "append") -> Iterator[Site]:
-    given: dict[str, Any] = {"schema": {"format": "text"}, "write_mode": write_mode}
+def site(write_mode: str = "append", **more: Any) -> Iterator[Site]:
+    given: dict[str, Any] = {"schema": {"format": "text"}, "write_mode": write_mode, **more}
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         yield Site(memory_topic(Path(folder), patch, **given))

@@ -369,10 +369,9 @@ def continue_(
         if compared.is_same and since is None:
             echo(f"{name}: its log is the one that it was read from; there is nothing to decide")
             continue
-        starts, decision = continuing.choose(of_spec, compared, endpoints, since)
-        rows = continuing.described(of_spec, compared, endpoints, starts or {})
-        print_table(continuing.COLUMNS, rows, title=name)
-        warn(continuing.warnings(of_spec, each, compared, starts or {}))
+        starts, decision = compared.choose(since)
+        print_table(continuing.COLUMNS, compared.described(starts or {}), title=name)
+        warn(compared.warnings(starts or {}))
         if starts is None:
             raise SpecError(
                 f"topic {topic}: where its log goes on after the table's end cannot be proved",
@@ -380,7 +379,7 @@ def continue_(
             )
         if not dry_run:
             confirm(f"Let {name} go on there, {decision}?", yes=yes)
-            continuing.go_on(of_spec, each, endpoints, compared, starts, decision)
+            compared.go_on(starts, decision)
             echo(f"{name} goes on {decision}")
     with suppress(TopicbergError):  # the topic is not enabled: a run in the foreground reads it
         if not dry_run:

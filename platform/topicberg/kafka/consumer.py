@@ -170,8 +170,9 @@ def first_messages(
     epochs: Mapping[int, int] | None = None,
     *,
     is_needed: bool = False,
+    committed: bool = False,
 ) -> dict[int, Message]:
-    """Return partition → the first record at an offset or later, committed or not.
+    """Return partition → the first record at an offset or later, by default committed or not.
 
     Instead of a record, it may be an error: that the partition ends there, that the record is
     damaged, or that the partition has no such offset.
@@ -183,7 +184,8 @@ def first_messages(
     :raises UnreachableError: see ``is_needed``
     """
     seconds = NEEDED_SECONDS if is_needed else SAMPLE_SECONDS
-    with _consumer(endpoints, topic, offsets, epochs, committed=False, **_SMALL_FETCH) as consumer:
+    level: Any = {"committed": committed, **_SMALL_FETCH}
+    with _consumer(endpoints, topic, offsets, epochs, **level) as consumer:
         first = _first(consumer, len(offsets), seconds)
     if is_needed and (waiting := offsets.keys() - first.keys()):
         raise _no_record(endpoints, topic, min(waiting), seconds)
@@ -298,44 +300,54 @@ def _check_read(error: Any, topic: str, partition: int, offset: int) -> None:
         ) from KafkaException(error)
 
 
-def _of_message(message: Message) -> LastRecord:
+def record_of(message: Message) -> LastRecord:
+    """Return what a record is recognized by."""
     crc = checksum(cast("Any", message.key()), cast("Any", message.value()))
     return LastRecord(message.offset() or 0, message.timestamp()[1], epoch_of(message), crc)
 
 
 def find_records(
-    endpoints: Endpoints, topic: str, records: LastRecords, beginning: Mapping[int, int]
+    endpoints: Endpoints,
+    topic: str,
+    records: LastRecords,
+    beginning: Mapping[int, int],
+    ends: Mapping[int, int],
 ) -> dict[int, LastRecord | None]:
     """Return partition → what its log has instead of a record: the same one, another, or nothing.
 
-    One record of each partition is read. A partition is left out if its record was deleted, by
-    compaction or retention, and the leader epochs do not tell that its log never had the record.
+    Another one is a later one before the partition's end, too. A partition is left out if its
+    record was deleted, by compaction or retention, and the log does not tell that it is another.
 
+    :param ends: up to where partitions were read, so that the record was the last one
     :raises UnreachableError: a partition cannot be read now
     """
     wanted = {p: r.offset for p, r in records.items() if r.offset >= beginning[p]}
     first = first_messages(endpoints, topic, wanted, is_needed=True) if wanted else {}
     last_records: dict[int, LastRecord | None] = {
-        p: _of_message(message)
+        p: record_of(message)
         for p, message in first.items()
         if message.error() is None and message.offset() == records[p].offset
     }
-    deleted = {
+    after = {
         p: max(record.offset + 1, beginning[p])
         for p, record in records.items()
-        if p not in last_records and record.epoch >= 0 and not _is_damaged(first.get(p))
+        if (record.offset + 1 < ends.get(p, 0) if p in last_records else record.epoch >= 0)
+        and not _is_damaged(first.get(p))
     }
-    if deleted:
-        epochs = {p: records[p].epoch for p in deleted}
-        after = first_messages(endpoints, topic, deleted, epochs, is_needed=True)
+    if after:
+        epochs = {p: records[p].epoch for p in after}
+        following = {"is_needed": True, "committed": True}
+        found = first_messages(endpoints, topic, after, epochs, **following)
         truncated = {
             p
-            for p, message in after.items()
+            for p, message in found.items()
             if (error := message.error()) and error.code() == KafkaError._AUTO_OFFSET_RESET
         }
         # Or the records up to there were deleted meanwhile.
         now = kafka.beginning_offsets(endpoints, topic) if truncated else {}
-        last_records |= {p: None for p in truncated if now.get(p, 0) <= deleted[p]}
+        last_records |= {p: None for p in truncated if now.get(p, 0) <= after[p]}
+        later = {p: record_of(message) for p, message in found.items() if not message.error()}
+        last_records |= {p: record for p, record in later.items() if record.offset < ends.get(p, 0)}
     return last_records
 
 
@@ -361,7 +373,7 @@ def find_copies(
     while left:
         ranges = {p: (offset, min(offset + size, log.end[p])) for p, offset in left.items()}
         for message in messages(endpoints, topic, ranges):
-            record = _of_message(message)
+            record = record_of(message)
             if record.is_copy(records[p := message.partition() or 0]):
                 copies[p].append(record.offset)
         left = {p: e for p, (_, e) in ranges.items() if not copies[p] and e < log.end[p]}
@@ -372,14 +384,18 @@ def find_copies(
 
 
 def common_ends(
-    endpoints: Endpoints, topic: str, records: LastRecords, beginning: Mapping[int, int]
+    endpoints: Endpoints,
+    topic: str,
+    records: LastRecords,
+    beginning: Mapping[int, int],
+    ends: Mapping[int, int],
 ) -> dict[int, int]:
-    """Return partition → the offset up to which its log is that of a record that it lacks.
+    """Return partition → the offset up to which its log is the one that was read up to an end.
 
     That is where its records of the record's leader epoch end, and of the epochs before it.
     Source: KIP-320, whose validation of a position this searches with.
     """
-    low, high = ({p: beginning[p] for p in records}, {p: r.offset for p, r in records.items()})
+    low, high = ({p: offsets[p] for p in records} for offsets in (beginning, ends))
     while middle := {p: (low[p] + high[p] + 1) // 2 for p in records if low[p] < high[p]}:
         epochs = {p: records[p].epoch for p in middle}
         for p, message in first_messages(endpoints, topic, middle, epochs, is_needed=True).items():
@@ -396,7 +412,7 @@ def last_before(
     """Return the last record of each partition before an offset, if it is not far from it."""
     ranges = {p: (max(beginning[p], end - NEAR_OFFSETS), end) for p, end in ends.items()}
     read = messages(endpoints, topic, ranges)
-    return {message.partition() or 0: _of_message(message) for message in read}
+    return {message.partition() or 0: record_of(message) for message in read}
 
 
 def _is_damaged(message: Message | None) -> bool:

@@ -128,8 +128,12 @@ def test_changes_go_on_at_the_offsets_of_other_clusters(
             last = committed(table).last_records
             first = {p: rng.randint(0, last[p].offset) if p in last else 0 for p in topic.ends}
             migrate(topic, rng.choice([0, 2]), first)
-            said, _ = continue_table(topic.spec, table, topic.endpoints)
-            assert said.proposed is not None, said.positions
+            before = table.current_snapshot()
+            for is_rolled_back in [False, *[True] * rng.randint(0, 1)]:
+                if is_rolled_back and before is not None:
+                    commit_update(table, move_main(table, before.snapshot_id))
+                said, _ = continue_table(topic.spec, table.refresh(), topic.endpoints)
+                assert said.proposed is not None, said.positions
     ingestor = topic.ingestor()
     while ingestor.step().records:
         pass

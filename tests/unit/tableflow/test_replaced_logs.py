@@ -17,6 +17,7 @@ from topicberg.kafka.last_records import LastRecord, dump_last_records, parse_la
 from topicberg.kafka.offsets import Offsets
 from topicberg.kafka.topics import TopicLog
 from topicberg.tableflow.service.log_check import LogCheck
+from topicberg.tableflow.values import skips
 from topicberg.tableflow.values.commit import committed
 from topicberg.tableflow.values.logs import OTHER_LOG
 
@@ -174,13 +175,33 @@ def test_last_record_that_expired_or_was_compacted_is_reported() -> None:
         assert one.engine.report.status.unproven == {}
 
 
+@pytest.mark.parametrize("is_requested", [True, False])
+def test_record_that_was_skipped_unread_does_not_show_another_log(is_requested: bool) -> None:
+    with site(tableflow={"error_handling": {"mode": "SKIP"}}) as one:
+        one.produce(0, 4)
+        one.turn()
+        one.produce(0, 2)
+        table, name = one.table(), one.topic.spec.name
+        for offset in (4, 5):
+            if is_requested:
+                assert skips.request(table, one.topic.endpoints, name, (0, offset), "bad")
+            else:
+                skips.note_failing(table, 0, (0, offset), "fails")
+        for number in (0, 0, 1):
+            one.restart()
+            one.elect(0)
+            one.produce(0, number)
+            assert one.turn() == "RUNNING", one.engine.report.status.error_message
+        assert (len(one.values()), skips.failing(one.table())) == (5, [])
+
+
 def test_last_record_that_is_deleted_while_it_is_looked_for_proves_nothing() -> None:
     with site() as one:
         one.produce(0, 9)
         one.turn()
         held = {0: committed(one.topic.ingestor().table()).last_records[0]._replace(offset=4)}
         one.topic.beginning[0] = 7
-        assert find_records(one.topic.endpoints, one.topic.spec.name, held, {0: 0}) == {}
+        assert find_records(one.topic.endpoints, one.topic.spec.name, held, {0: 0}, {0: 5}) == {}
 
 
 def test_idle_topic_is_compared_once_for_each_leader() -> None:
@@ -286,8 +307,7 @@ STEPS = st.one_of(
     st.tuples(st.just("copy")),
     st.tuples(st.just("put_back"), partitions, st.integers(-3, -1)),
     st.tuples(st.just("cut"), partitions, few),
-    st.tuples(st.just("elect"), partitions),
-    st.tuples(st.just("compact"), partitions),
+    st.tuples(st.sampled_from(["elect", "compact", "abort"]), partitions),
     st.tuples(st.just("restart")),
     st.tuples(st.just("resume")),
     st.tuples(st.just("roll_back")),

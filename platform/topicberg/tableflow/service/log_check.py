@@ -25,6 +25,7 @@ from topicberg.kafka import topics as kafka
 from topicberg.kafka.last_records import LastRecord, LastRecords
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
+from topicberg.tableflow.values import skips
 from topicberg.tableflow.values.logs import OTHER_LOG, OtherLog, go_on
 from topicberg.topics import TopicSpec, requests
 from topicberg.wording import count
@@ -79,7 +80,8 @@ class LogCheck:
             if recorded is not None or self._compared.get(p) != (log.epochs.get(p, -1), record)
         }
         if wanted:
-            current = consumer.find_records(self._endpoints, self._spec.name, wanted, log.beginning)
+            where = self._endpoints, self._spec.name
+            current = current_records(table, *where, wanted, log.beginning, offsets)
             for p, record in wanted.items():
                 if p not in current:
                     self.unproven[p] = record.offset
@@ -149,11 +151,31 @@ class LogCheck:
         return request is not None and request.resumed_at * 1000 > recorded.at_ms
 
 
+def current_records(
+    table: Table,
+    endpoints: Endpoints,
+    topic: str,
+    records: LastRecords,
+    beginning: Offsets,
+    ends: Offsets,
+) -> dict[int, LastRecord | None]:
+    """Return :func:`.find_records` of a table's last records.
+
+    A later one that was skipped unread does not show that the log is another.
+    """
+    current = consumer.find_records(endpoints, topic, records, beginning, ends)
+    skipped = skips.places([*skips.requested(table).values(), *skips.failing(table)], {})
+    return {
+        p: records[p] if other is not None and (p, other.offset) in skipped else other
+        for p, other in current.items()
+    }
+
+
 def _differs(partition: int, record: LastRecord, other: LastRecord | None) -> str:
     place, expected = f"at offset {record.offset}", f"that the table holds, of {_shown(record)}"
     if other is None:
         return f"partition {partition} never had the record {place} {expected}"
-    found = f"another record {place}, of {_shown(other)}"
+    found = f"another record at offset {other.offset}, of {_shown(other)}"
     return f"partition {partition} has {found}, than the one {expected}"
 
 

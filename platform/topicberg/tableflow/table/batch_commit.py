@@ -141,11 +141,12 @@ class BatchCommitter:
         except BaseException:
             discard(table.io, written.files)
             raise
-        last = dump_last_records({**into.committed.last_records, **written.last_records}, batch.end)
-        noted |= plan.properties | self._keys.summary(into) | {summaries.LAST_RECORDS: last}
+        last = {**into.committed.last_records, **written.last_records}
+        noted |= plan.properties | self._keys.summary(into)
+        noted[summaries.LAST_RECORDS] = dump_last_records(last, batch.end)
         if number := into.committed.log:
             noted[summaries.LOG] = str(number)
-        dropped, time = skips.committed(table, batch.end), self._spec.event_time
+        dropped, time = skips.committed(table, batch.end, last), self._spec.event_time
         snapshot = commit.add_files(
             table, into.planned_on, written.files, replaced, noted, changed, dropped, time
         )

@@ -24,6 +24,7 @@ from topicberg.iceberg.change import SnapshotChange
 from topicberg.iceberg.summaries import FIRST_OFFSETS
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.consumer import messages
+from topicberg.kafka.last_records import LastRecords
 from topicberg.kafka.offsets import Offsets, PartitionOffset, parse_offsets
 from topicberg.kafka.records import DamagedRecordsError
 from topicberg.tableflow.values.commit import committed as held_by
@@ -83,14 +84,21 @@ def failing(table: Table) -> list[Skip]:
     return _of_log(table, FAILING)
 
 
-def committed(table: Table, ends: Mapping[int, int]) -> list[str]:
-    """Return the table properties that are obsolete after a commit up to these offsets."""
-    number = log_number(table)
-    return [
-        key
-        for key, skip in _noted(table, FAILING).items()
-        if skip.log != number or skip.records[-1] < ends.get(skip.partition, 0)
-    ]
+def committed(table: Table, ends: Mapping[int, int], last: LastRecords) -> list[str]:
+    """Return the table properties that are obsolete after a commit up to these offsets.
+
+    The first one after the last record of its partition is not: it tells the log from another.
+    """
+    number, kept = log_number(table), set[int]()
+    obsolete = list[str]()
+    for key, skip in sorted(_noted(table, FAILING).items(), key=lambda item: item[1].offset):
+        is_passed = skip.records[-1] < ends.get(skip.partition, 0)
+        is_read = skip.partition in last and skip.offset < last[skip.partition].offset
+        if skip.log != number or (is_passed and (is_read or skip.partition in kept)):
+            obsolete.append(key)
+        else:
+            kept.add(skip.partition)
+    return obsolete
 
 
 def _of_log(table: Table, prefix: str) -> list[Skip]:
