@@ -35,7 +35,7 @@ from topicberg.query import run_query
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.erasure import catch_up
 from topicberg.tableflow.erasure.catch_up import CatchUp
-from topicberg.tableflow.erasure.forgetting import FORGOTTEN, Forgetting
+from topicberg.tableflow.erasure.forgetting import Forgetting
 from topicberg.tableflow.erasure.records import write_tombstones
 from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
 from topicberg.tableflow.service import control
@@ -238,6 +238,7 @@ PIPELINE = """
 from pyspark.sql import functions as F
 
 from topicberg.orchestration.assets.derived import derived_table
+from topicberg.tableflow.values.forgotten import FORGOTTEN
 
 
 @derived_table(source="{topic}", time_column="at", lineage={{"at": ("$$timestamp",), "payer": ("person",)}})

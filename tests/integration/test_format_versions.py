@@ -318,7 +318,7 @@ def test_decimal_that_partitions_is_widened_while_the_engine_runs(
             ingestor.step()
             first += len(rows)
         # Merging reads the files and manifests of both widths.
-        policy = replace(topic_policy(topic.spec), compact_after=timedelta(0))
+        policy = replace(topic_policy(topic.spec, topic.table()), compact_after=timedelta(0))
         assert maintain(topic.spec, topic.endpoints, topic.config, policy).files_compacted
         namespace, name = topic.table().name()[-2:]
         assert compaction.rewrite_manifests(topic.endpoints, (namespace, name))
