@@ -124,7 +124,7 @@ def test_end_of_what_a_log_has_in_common_with_a_table_is_found(tmp_path: Path) -
         broker.process.start()
         for end, number in ((10, 0), (14, 4), (24, 10)):
             assert send(number).end == {0: end}
-            assert consumer.common_ends(endpoints, "t", last, log.beginning) == {0: 10}
+            assert consumer.common_ends(endpoints, "t", last, log.beginning, log.end) == {0: 10}
 
 
 EXTRAS = ("charts", "delta", "query", "snowflake")

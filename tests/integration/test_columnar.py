@@ -183,9 +183,8 @@ def test_tasks_of_spark_read_parts_of_a_batch(
     assert [row["id"] for row in sorted(found, key=lambda row: row["id"])] == list(range(2_000))
     assert int(summary(topic.table().current_snapshot())["added-data-files"]) >= 3  # type: ignore[arg-type]
     held = committed(topic.table())
-    last = find_records(
-        topic.endpoints, topic.spec.name, held.last_records, dict.fromkeys(held.offsets, 0)
-    )
+    begin = dict.fromkeys(held.offsets, 0)
+    last = find_records(topic.endpoints, topic.spec.name, held.last_records, begin, held.offsets)
     assert last == held.last_records, "as the Python client reads it"
     ends = {p: record.offset + 2 for p, record in held.last_records.items()}
     assert ends == held.offsets, "the marker of the transaction is after it"

@@ -41,6 +41,7 @@ from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
 from topicberg.tableflow.service import control
 from topicberg.tableflow.service.history import history_table, ingest_history
 from topicberg.tableflow.values import commit
+from topicberg.tableflow.values.forgotten import FORGOTTEN
 from topicberg.testing import spark_session
 from topicberg.topics.deadletters import dead_letter_spec
 from topicberg.transforms.derived import write_window
@@ -238,7 +239,6 @@ PIPELINE = """
 from pyspark.sql import functions as F
 
 from topicberg.orchestration.assets.derived import derived_table
-from topicberg.tableflow.values.forgotten import FORGOTTEN
 
 
 @derived_table(source="{topic}", time_column="at", lineage={{"at": ("$$timestamp",), "payer": ("person",)}})

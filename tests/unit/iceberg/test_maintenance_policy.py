@@ -372,7 +372,7 @@ def test_expirable_keeps_what_users_retain_of_a_branch(catalog: SqlCatalog) -> N
     head, year = table.metadata.current_snapshot_id or 0, 365 * 86_400_000
     move, audit = move_main(table, head), {"ref_name": "audit", "min_snapshots_to_keep": 3}
     for kept in (audit, {"max_snapshot_age_ms": year}):
-        commit_update(table, move.model_copy(update=policy))
+        commit_update(table, move.model_copy(update=kept))
     SnapshotChange(table.refresh(), Operation.APPEND).commit()
     last_ms, policy = table.refresh().metadata.last_updated_ms, MaintenancePolicy(min_snapshots=1)
     assert not expirable(table, policy, last_ms + year // 2)
