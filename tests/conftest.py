@@ -38,9 +38,10 @@ os.environ |= {
             *filter(None, [os.environ.get("PYTHONPATH")]),
         ]
     ),
-    # A stack that lives for minutes does not earn back what the optimizing compiler costs.
-    # Without it, the JVM reserves too little memory for the code of Spark.
-    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m",
+    # A stack that lives for minutes does not earn back what the optimizing compiler and verifying
+    # pinned jars cost. Without that compiler, the JVM reserves too little memory for Spark's code.
+    "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
 }
 # Pytest and the tests' processes use each other's compiled modules.
 sys.dont_write_bytecode = False
@@ -98,7 +99,7 @@ hypothesis.settings.register_profile(
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 hypothesis.settings.load_profile("topicberg")
-hypothesis.settings.register_profile("few", max_examples=25)
+hypothesis.settings.register_profile("few", max_examples=15)
 # Each login to Snowflake reads its key twice, 27 ms each time, and generating one takes longer.
 for _name in ("load_der_private_key", "load_pem_private_key"):
     setattr(serialization, _name, cache(getattr(serialization, _name)))
