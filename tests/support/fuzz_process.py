@@ -30,7 +30,7 @@ def millions(test: Any) -> Any:
 
 def fuzz_some(file: str, format_: str) -> None:
     """Let the module of a file decode some records in another process."""
-    _fuzz(file, format_, 0, min(RECORDS, 4_000))
+    _fuzz(file, format_, 0, min(RECORDS, 2_000))
 
 
 def fuzz_all(file: str, format_: str) -> None:
