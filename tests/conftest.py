@@ -10,6 +10,7 @@ import gc
 import os
 import shutil
 import signal
+import ssl
 import sys
 import time
 import uuid
@@ -49,6 +50,7 @@ _TEMPORARY = Path(__file__).resolve().parents[1] / ".pytest_tmp"
 _TEMPORARY.mkdir(exist_ok=True)
 os.environ["PYTEST_DEBUG_TEMPROOT"] = str(_TEMPORARY)
 
+import certifi  # noqa: E402
 import hypothesis  # noqa: E402
 import python_start.sitecustomize  # noqa: E402, F401  for this process
 import shared_stack  # noqa: E402
@@ -79,6 +81,13 @@ DefsStateStorage.get = staticmethod(lambda: None)  # type: ignore[method-assign]
 # Each new session of botocore, and moto makes many, would read AWS's descriptions again.
 _read_description = cache(JSONFileLoader().load_file)
 JSONFileLoader.load_file = lambda _, path: _read_description(path)  # type: ignore[assignment,method-assign]
+# Each client of a registry would read all public authorities, 40 ms each time. No test needs one.
+_new_context, _public = ssl.create_default_context, {certifi.where(), os.getenv("SSL_CERT_FILE")}
+ssl.create_default_context = lambda *given, cafile=None, **more: (
+    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if cafile in _public and not (given or more)
+    else _new_context(*given, cafile=cafile, **more)
+)
 # No time limits: a busy machine is no failure. The same examples everywhere: no surprise in CI.
 # Drawing more of the same examples each time finds nothing new.
 hypothesis.settings.register_profile(
@@ -89,7 +98,7 @@ hypothesis.settings.register_profile(
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 hypothesis.settings.load_profile("topicberg")
-hypothesis.settings.register_profile("few", max_examples=25)
+hypothesis.settings.register_profile("few", max_examples=15)
 # Each login to Snowflake reads its key twice, 27 ms each time, and generating one takes longer.
 for _name in ("load_der_private_key", "load_pem_private_key"):
     setattr(serialization, _name, cache(getattr(serialization, _name)))
@@ -105,6 +114,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         help="with --numprocesses: how many workers run tests that need the stack",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    is_worker = "PYTEST_XDIST_WORKER" in os.environ
+    with _shared_stack(session.config).compiling() if is_worker else nullcontext():
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

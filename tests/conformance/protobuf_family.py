@@ -12,7 +12,6 @@ from protobuf_oracle import FIRST_MESSAGE, ProtobufSchema
 from shapes import Malformed, Refused
 from versions import Decoded, Version
 
-_PACKABLE = (*fuzz_protobuf.INTEGERS, "float", "double", "bool")
 _LIKE = {
     "int32": ("int64", "sint32", "uint32", "bool"),
     "sint32": ("sint64",),

@@ -107,12 +107,9 @@ def orders(topic: Topic, *keys: str, note: str = "n") -> None:
 
 
 def newest(topic: Topic) -> dict[bytes, bytes | None]:
-    log = {p: (0, end) for p, end in _ends(topic).items()}
+    ends = kafka.end_offsets(topic.endpoints, topic.spec.name)
+    log = {p: (0, end) for p, end in ends.items()}
     return {m.key(): m.value() for m in messages(topic.endpoints, topic.spec.name, log)}  # type: ignore[misc]
-
-
-def _ends(topic: Topic) -> dict[int, int]:
-    return kafka.end_offsets(topic.endpoints, topic.spec.name)
 
 
 def test_forget_upsert_key_with_history_leaves_no_file(make_topic: Make) -> None:

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from typer.testing import CliRunner
 
+from topicberg.cli import app
 from topicberg.endpoints import Endpoints
 from topicberg.query import Engine, QueryError, run_query
 from topicberg.settings import settings
@@ -99,29 +101,26 @@ def test_snowflake_answers(stack: Endpoints) -> None:
 
 
 def test_command_line(stack: Endpoints, tables: tuple[str, str]) -> None:
-    topicberg = Path(sys.executable).with_name("topicberg")
-
-    def ask(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [topicberg, "query", *arguments], capture_output=True, text=True, check=False
-        )
+    def ask(*arguments: str) -> str:
+        done = CliRunner().invoke(app, ["query", *arguments])
+        assert done.exit_code == 0, done.output
+        return done.stdout
 
     sql = f'SELECT * FROM "{tables[0]}" ORDER BY id'
-    table = ask(sql)
-    assert table.returncode == 0, table.stderr
-    assert [line.split() for line in table.stdout.splitlines()[:2]] == [
+    assert [line.split() for line in ask(sql).splitlines()[:2]] == [
         ["id", "name", "$$timestamp", "price", "key"],
         ["1", "a", "2026-01-01T12:00:00+00:00", "1.50", "k1"],
     ]
-    assert json.loads(ask(sql, "--format", "json").stdout)[1] == {
+    assert json.loads(ask(sql, "--format", "json"))[1] == {
         "id": 2,
         "name": "b",
         "$$timestamp": "2026-07-01T12:00:00+00:00",
         "price": None,
         "key": "ff",
     }
-    assert ask(sql, "--format", "csv").stdout.splitlines()[2] == "2,b,2026-07-01T12:00:00+00:00,,ff"
-    wrong = ask("SELECT nope FROM x")
+    assert ask(sql, "--format", "csv").splitlines()[2] == "2,b,2026-07-01T12:00:00+00:00,,ff"
+    command = [str(Path(sys.executable).with_name("topicberg")), "query", "SELECT nope FROM x"]
+    wrong = subprocess.run(command, capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("error: duckdb: ")
     assert "Traceback" not in wrong.stderr

@@ -17,9 +17,10 @@ import psutil
 import pytest
 import requests
 import shared_stack
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
+from filelock import FileLock
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackNotRunningError
@@ -41,16 +42,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def kafka_holds(endpoints: Endpoints) -> bool:
     consumer = Consumer({**endpoints.kafka_config(), "group.id": MARK, "log_level": 0})
     with suppress(Exception):
-        consumer.assign([consumer_position()])
+        consumer.assign([TopicPartition(MARK, 0, 0)])
         message = consumer.poll(20)
         return message is not None and message.value() == b"here"
     return False
-
-
-def consumer_position() -> Any:
-    from confluent_kafka import TopicPartition
-
-    return TopicPartition(MARK, 0, 0)
 
 
 def put_kafka(endpoints: Endpoints) -> None:
@@ -200,16 +195,10 @@ def test_down_and_up_keep_everything(stack: Endpoints) -> None:
 def test_second_up(stack: Endpoints) -> None:
     done = run("up")
     assert done.returncode == 0, done.stderr
-    with state_lock():
+    with FileLock(state.lock_file(settings())):
         done = run("up")
     assert done.returncode == 2
     assert done.stderr.startswith("error: the stack is being started or stopped by another command")
-
-
-def state_lock() -> Any:
-    from filelock import FileLock
-
-    return FileLock(state.lock_file(settings()))
 
 
 def test_status_and_env(stack: Endpoints) -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import fastavro
@@ -18,12 +15,13 @@ import pytest
 import yaml
 from confluent_kafka.schema_registry import Schema
 from kafka_topics import Topic
-from pyiceberg.catalog import Catalog
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from typer.testing import CliRunner
 
 from topicberg import peek
 from topicberg.checks.topic import check_unknown_fields
+from topicberg.cli import app
 from topicberg.errors import TableflowError
 from topicberg.iceberg.snapshots import affected_hours
 from topicberg.iceberg.summaries import ancestry
@@ -41,7 +39,6 @@ from topicberg.transforms.windows import Window
 pytestmark = pytest.mark.integration
 
 Make = Callable[..., Topic]
-TOPICBERG = Path(sys.executable).with_name("topicberg")
 READING = {
     "type": "object",
     "properties": {
@@ -219,12 +216,9 @@ def test_late_records_are_computed_in_the_hours_of_their_own_time(make: Make) ->
                 start = datetime.fromtimestamp(hour * 3600, UTC)
                 write_window(spark, catalog, derivation, Window(start, start + timedelta(hours=1)))
             seen = table.current_snapshot().snapshot_id
-        found = {row["at"]: (row["n"], row["ids"]) for row in _rows(catalog, derivation)}
+        rows = catalog.load_table(derivation.target).scan().to_arrow().to_pylist()
+        found = {row["at"]: (row["n"], row["ids"]) for row in rows}
     assert found == {at: (len(ids), sum(ids)) for at, ids in minutes.items()}
-
-
-def _rows(catalog: Catalog, derivation: Derivation) -> list[dict[str, Any]]:
-    return catalog.load_table(derivation.target).scan().to_arrow().to_pylist()
 
 
 def test_event_time_that_is_missing_is_malformed_as_peek_says(make: Make) -> None:
@@ -274,8 +268,6 @@ def test_new_topic_of_plain_json_becomes_a_table_and_infer_finds_what_changed(
 
 
 def run(*arguments: str) -> str:
-    done = subprocess.run(
-        [TOPICBERG, "topics", *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = CliRunner().invoke(app, ["topics", *arguments])
+    assert done.exit_code == 0, done.output
     return done.stdout

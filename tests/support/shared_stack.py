@@ -33,6 +33,16 @@ class SharedStack:
         self._users: IO[bytes] | None = None
 
     @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """One worker compiles the tests; then all others read what it wrote, at the same time."""
+        done = self._locks / "compiled"
+        with self._locked("compiling", fcntl.LOCK_EX) as file:
+            if done.exists():
+                fcntl.flock(file, fcntl.LOCK_UN)
+            yield
+            done.touch()
+
+    @contextmanager
     def starting(self) -> Iterator[None]:
         """One worker starts, the others wait; from then on this one is a user."""
         with self._locked("start", fcntl.LOCK_EX):

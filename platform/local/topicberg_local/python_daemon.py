@@ -22,8 +22,7 @@ import psutil
 
 from topicberg.garbage import no_search
 
-LOOK_SECONDS = 20.0
-LOOKS = 3
+LOOK_SECONDS, LOOKS = 20.0, 3
 """Checks in a row without a worker; Spark ends a worker that is idle for a minute."""
 MIN_MEMORY, MAX_MEMORY = 3 * 2**30, 8 * 2**30
 """Memory of a worker in bytes: a quarter of the machine's, within these bounds."""
@@ -51,9 +50,10 @@ def limit_memory() -> None:
 def preload() -> None:
     """Import what tasks need, which each worker would do otherwise: workers are forks."""
     with suppress(Exception), no_search():  # a worker reports it
-        from topicberg.tableflow.values.compiling import compile_all
+        import topicberg.tableflow.decode.processes  # noqa: F401
+        from topicberg.tableflow.values.compiling import wait_ready
 
-        compile_all()
+        wait_ready()
 
 
 def drop_archives() -> None:

@@ -290,7 +290,7 @@ def test_run_that_fails_is_sent_though_another_ended_in_the_future(desk: Desk) -
 
 def test_failed_run_is_resolved_by_one_of_its_partitions(desk: Desk) -> None:
     """A sensor asks for several runs of one kind at once: one that succeeds mends no other."""
-    early, late = ("2026-01-01-00:00", "2026-01-01-05:00"), ("2026-02-01-00:00", "2026-02-01-01:00")
+    early, late = ("2026-01-01-00:00", "2026-01-01-05:00"), ("2026-01-02-00:00", "2026-01-02-01:00")
     broken.add("orders")
     desk.run(early)
     broken.clear()

@@ -505,9 +505,7 @@ def test_names_of_snowflakes_documents_change_nothing(linked: Deployment) -> Non
             r[0]
             for r in linked.vendors.sql(f'DESC CATALOG INTEGRATION "{names.linked_integration}"')
         }
-        assert (
-            "API_AWS_IAM_USER_ARN" in shown
-        )  # its other name of GLUE_AWS_…, which the role trusts
+        assert "API_AWS_IAM_USER_ARN" in shown  # GLUE_AWS_…, which the role trusts
         assert linked.plan(**LINKED) == {}
 
 

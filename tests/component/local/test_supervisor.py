@@ -71,12 +71,13 @@ def test_what_crashes_fails_fast_with_its_reason(context: Context) -> None:
 
 
 def test_a_service_runs_while_its_short_children_end(context: Context) -> None:
-    busy = service("import subprocess; [subprocess.run(['true']) for _ in iter(int, 1)]", True)
+    short = "subprocess.run(['sleep', '0.002'])"
+    busy = service(f"import subprocess; [{short} for _ in iter(int, 1)]", True)
     supervisor.launch(context, [busy])
     control = supervisor.Control(context)
     health.wait(context, [busy], NOWHERE, control, LogReport())
     info = (control.processes() or {})["little"]
-    assert {health.service_status(busy, info).state for _ in range(1000)} == {"running"}
+    assert {health.service_status(busy, info).state for _ in range(200)} == {"running"}
 
 
 def test_frozen_service_is_unresponsive(context: Context) -> None:

@@ -232,12 +232,8 @@ def test_check_of_a_topic_that_is_left_out_is_left_out() -> None:
     assert lake(*checks, left_out=frozenset({"stock_trades"})).own_checks == ()
     assert lake(*checks).own_checks == checks
     rest = [spec for spec in lake(*checks).topics if spec.name != "stock_trades"]
-    within = lake(*checks).within([dg.AssetSpec(_key(spec.table_name)) for spec in rest])
+    within = lake(*checks).within([dg.AssetSpec(["iceberg", spec.table_name]) for spec in rest])
     assert within.own_checks == ()
-
-
-def _key(name: str) -> dg.AssetKey:
-    return dg.AssetKey(["iceberg", name])
 
 
 def test_blocking_check_gives_its_table_steps_of_its_own() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from repository import PROJECT_ROOT
 from specs import Project, documents, minimal
 
 from topicberg.errors import SpecError
@@ -493,13 +490,6 @@ def test_owner_rule_is_dagsters() -> None:
 
     for owner in ("team:a", "team:", "a@b.co", "a@b", "x", "a b@c.de", "team: x", "é@b.co"):
         assert is_valid_owner(owner) == ("owners.0" not in reasons(minimal(owners=[owner])))
-
-
-def test_command_line() -> None:
-    topicberg = Path(sys.executable).with_name("topicberg")
-    done = subprocess.run([topicberg, "topics", "validate"], capture_output=True, cwd=PROJECT_ROOT)
-    assert done.returncode == 0
-    assert b"stock_trades" in done.stdout
 
 
 def test_a_dead_letter_topic_needs_no_spec_of_its_own(project: Project) -> None:
