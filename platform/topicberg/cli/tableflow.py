@@ -404,26 +404,39 @@ def replay(
     What can be decoded is inserted once, whatever is killed; the rest keeps waiting. In write mode
     upsert, no record replaces a later one of its key, or brings a deleted key back.
     """
-    from topicberg.tableflow.service.replay import FAILED, OUTCOMES, Replay
+    from topicberg.tableflow.service.history import find_history
 
     spec, _, endpoints = _open(topic)
+    history = find_history(spec, endpoints, settings())
     since_ms = None if since is None else int(since.replace(tzinfo=UTC).timestamp() * 1000)
-    done = Replay(spec, endpoints, settings(), reason, since_ms, dry_run, partial(echo, err=True))
+    for each in [spec, *([history[1]] if history else [])]:
+        _replay(each, endpoints, reason, since_ms, is_dry=dry_run)
+
+
+def _replay(
+    spec: TopicSpec, endpoints: Endpoints, reason: str, since_ms: int | None, *, is_dry: bool
+) -> None:
+    """Replay the records of one table."""
+    from topicberg.tableflow.service.replay import FAILED, OUTCOMES, Replay
+
+    done = Replay(spec, endpoints, settings(), reason, since_ms, is_dry, partial(echo, err=True))
     done.run()
+    name = ".".join(spec.table_identifier(settings()))
     if not done.counts:
-        echo(f"{topic}: no record waits")
+        echo(f"{name}: no record waits")
         return
     rows: list[tuple[str, str, str | Text]] = [
-        (name, f"{done.counts[name]:,}", why) for name, why in OUTCOMES.items()
+        (outcome, f"{done.counts[outcome]:,}", why) for outcome, why in OUTCOMES.items()
     ]
     rows += [("", f"{number:,}", cell(why)) for why, number in done.failed.most_common()]
     if done.unrecorded:
         rows.append(("", f"{done.unrecorded:,}", "skipped before offsets were recorded"))
-    print_table(("result", "records", "meaning"), [row for row in rows if row[1] != "0"])
-    if dry_run:
+    shown = [row for row in rows if row[1] != "0"]
+    print_table(("result", "records", "meaning"), shown, title=name)
+    if is_dry:
         echo("nothing was changed")
     elif done.counts[FAILED]:
-        echo(f"fix what is wrong with these, then run `topicberg tableflow replay {topic}` again")
+        echo(f"fix what is wrong with these, then run `topicberg tableflow replay {spec.name}`")
 
 
 def acknowledge(topic: Topic) -> None:

@@ -38,6 +38,7 @@ from topicberg.tableflow.erasure.forgetting import Forgetting
 from topicberg.tableflow.erasure.rows import KeyRows, topic_targets
 from topicberg.tableflow.rejected.waiting import Waiting
 from topicberg.tableflow.service import replay as module
+from topicberg.tableflow.service.history import find_history, ingest_history
 from topicberg.tableflow.service.replay import Replay
 from topicberg.tableflow.table import batch_commit, later_records
 from topicberg.tableflow.values import skips
@@ -600,6 +601,32 @@ def test_dead_letters_of_an_earlier_table_are_not_replayed_into_the_next_one(
         history.step()
     assert history.replay().counts == {"failed again": 1}
     assert numbers(history) == [0, 1, 2]
+
+
+def test_history_of_an_upsert_topic_gets_every_record_that_is_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"write_mode": "upsert", "key": {"format": "avro"}, "history": True}
+    history = late_history(tmp_path, monkeypatch, "GLLL", mode="LOG", **given)
+    topic = history.topic
+    of_topic = topic.spec, topic.endpoints, topic.config
+    for n in (4, 5):
+        topic.produce(0, history.key(n), history.value(n, "late"))
+    history.step()
+    ingest_history(*of_topic)
+    topic.beginning[0] = 2  # what is before is in dead letters only
+    rows = KeyRows.parse(topic.spec, "k5", topic.endpoints, topic.config)
+    targets = topic_targets(topic.spec, topic.config, rows.key)
+    Forgetting(rows, targets, topic.endpoints, topic.config).remember()
+    history.fix()
+    for _ in range(2):
+        found = find_history(*of_topic)
+        assert found is not None
+        table, spec = found
+        Replay(spec, topic.endpoints, topic.config).run()
+        history.replay()
+    assert sorted(table.refresh().scan().to_arrow()["n"].to_pylist()) == [0, 1, 2, 3, 4]
+    assert numbers(history) == [3, 4]
 
 
 def test_replay_of_folded_changes_is_refused(

@@ -147,20 +147,23 @@ class Forgetting:
         done = Erasure(table, rows, target.time, partial(self._note, table), rebuild_delta).erase()
         if spec is not None:
             keys.forget_files(self.config.state_dir, spec.name, table, done.replaced)
-            if not done.rows:
-                self.remember()
+        if not done.rows:
+            self._remember(table)
         return done
 
     def remember(self) -> None:
-        """Record the erasure in the topic's table if a replay may find records of the key."""
-        table = tables.find_table(self.key_rows.catalog, self.targets[0].identifier)
+        """Record the erasure in the tables for which a replay may find records of the key."""
+        for target in self.targets:
+            if (table := tables.find_table(self.key_rows.catalog, target.identifier)) is not None:
+                self._remember(table)
 
-        def attempt(table: Table) -> None:
+    def _remember(self, table: Table) -> None:
+        def attempt() -> None:
             # A replay that was planned before is refused.
             SnapshotChange(table.refresh(), Operation.APPEND).commit(self._note(table, 0))
 
-        if table is not None and Waiting.load(table).count:
-            retry(partial(attempt, table), ATTEMPTS)
+        if Waiting.load(table).count:
+            retry(attempt, ATTEMPTS)
 
     def prove(self, target: ErasureTarget) -> Found | None:
         """Read all of a table, or raise: it has the key; None: it cannot have it."""

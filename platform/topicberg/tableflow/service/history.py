@@ -33,7 +33,7 @@ def _appended(spec: TopicSpec, config: Settings) -> TopicSpec:
     appended = {**as_requested(config, spec).model_dump(by_alias=True), "write_mode": "append"}
     # The ingest of the topic's own table logs them.
     if appended["tableflow"]["error_handling"]["mode"] == "LOG":
-        appended["tableflow"]["error_handling"] = {"mode": "SKIP"}
+        appended["tableflow"]["error_handling"]["mode"] = "SKIP"
     return HistorySpec.model_validate(appended)
 
 
