@@ -57,8 +57,8 @@ class Secrets:
     client: Any
     tags: Mapping[str, str] = field(default_factory=dict)
     kms_key: str | None = None
-    _added: dict[tuple[str, str], str] = field(default_factory=dict, repr=False)
-    """Secret and version that this process stored → its label."""
+    _added: dict[str, dict[str, str]] = field(default_factory=dict, repr=False)
+    """Secret → version that this process stored → its label. Threads share the secrets, not one."""
 
     def exists(self, name: str) -> bool:
         """Return whether the secret exists; one that waits for its deletion does not."""
@@ -70,11 +70,7 @@ class Secrets:
         if (described := self._describe(name)) is None or "DeletedDate" in described:
             return []
         stored: dict[str, list[str]] = described.get("VersionIdsToStages") or {}
-        added = {
-            version_id: [stage]
-            for (secret, version_id), stage in self._added.items()
-            if secret == name
-        }
+        added = {version: [stage] for version, stage in self._added.get(name, {}).items()}
         labelled = [
             Version(version, *_parts(stage), CURRENT in stages)
             for version, stages in {**added, **stored}.items()
@@ -119,7 +115,7 @@ class Secrets:
             SecretId=name, SecretString=json.dumps(dict(values)), VersionStages=[stage]
         )
         version = str(answer["VersionId"])
-        self._added[name, version] = stage
+        self._added.setdefault(name, {})[version] = stage
         return version
 
     def publish(self, name: str, version: str) -> None:
@@ -130,7 +126,7 @@ class Secrets:
         """Remove a dead key's label; AWS then drops its version."""
         for version in self.versions(name):
             if version.label == label:
-                self._added.pop((name, version.id), None)
+                self._added.get(name, {}).pop(version.id, None)
                 self._move(name, version.stage, None)
 
     def _move(self, name: str, stage: str, to: str | None) -> None:
@@ -149,7 +145,7 @@ class Secrets:
 
     def delete(self, name: str, *, purge: bool) -> None:
         """:param purge: delete immediately and for ever, instead of after AWS's 30 days"""
-        self._added = {key: stage for key, stage in self._added.items() if key[0] != name}
+        self._added.pop(name, None)
         if self._describe(name) is None:
             return
         how = {"ForceDeleteWithoutRecovery": True} if purge else {"RecoveryWindowInDays": 30}

@@ -337,16 +337,16 @@ def find_records(
     if after:
         epochs = {p: records[p].epoch for p in after}
         following = {"is_needed": True, "committed": True}
-        found = first_messages(endpoints, topic, after, epochs, **following)
+        answers = first_messages(endpoints, topic, after, epochs, **following)
         truncated = {
             p
-            for p, message in found.items()
+            for p, message in answers.items()
             if (error := message.error()) and error.code() == KafkaError._AUTO_OFFSET_RESET
         }
         # Or the records up to there were deleted meanwhile.
         now = kafka.beginning_offsets(endpoints, topic) if truncated else {}
         last_records |= {p: None for p in truncated if now.get(p, 0) <= after[p]}
-        later = {p: record_of(message) for p, message in found.items() if not message.error()}
+        later = {p: record_of(message) for p, message in answers.items() if not message.error()}
         last_records |= {p: record for p, record in later.items() if record.offset < ends.get(p, 0)}
     return last_records
 

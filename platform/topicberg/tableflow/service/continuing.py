@@ -111,8 +111,8 @@ class Comparison(LogComparison):
             if (start := starts.get(p)) is not None:
                 counts[0] = f"{start}, {shown_time(times[p])}" if p in times else str(start)
                 lost = position.deleted + max(0, start - position.at)
-                about = "" if position.is_proved else "about "
-                counts[1:] = f"{about}{lost:,}", f"{about}{max(0, position.at - start):,}"
+                prefix = "" if position.is_proved else "about "
+                counts[1:] = f"{prefix}{lost:,}", f"{prefix}{max(0, position.at - start):,}"
             log = f"{self.log.beginning[p]} to {self.log.end[p]}"
             yield str(p), table, log, *counts, position.why
 

@@ -80,12 +80,12 @@ class LogComparison:
         common = consumer.common_ends(endpoints, topic, cut, log.beginning, ends)
         copies = consumer.find_copies(endpoints, topic, moved, log, report)
         work = {p: partial(self._of_cut, p, cut[p], end) for p, end in common.items()}
-        work |= {p: partial(self._of_copies, p, moved[p], found) for p, found in copies.items()}
+        work |= {p: partial(self._of_copies, p, moved[p], offsets) for p, offsets in copies.items()}
         with ThreadPoolExecutor(AT_ONCE) as pool:
             compared = pool.map(lambda compare: compare(), work.values())
             positions |= zip(work, compared, strict=True)
         unknown = "the table's last record is not known"
-        return {p: found or Position(log.end[p], unknown) for p, found in positions.items()}
+        return {p: known or Position(log.end[p], unknown) for p, known in positions.items()}
 
     def of_rows(self, p: int) -> Position:
         """Return the position after the rows of a table whose offsets are not known."""
@@ -158,17 +158,17 @@ class LogComparison:
         why = f"the table's last record is {places}"
         if len(offsets) != 1:
             return Position(self._after(p, record.time_ms), why)
-        at = offsets[0] + 1
-        problem = self._difference(p, record.offset + 1, at, record.time_ms)
-        return Position(at, f"{why}, but the log has {problem}" if problem else why, not problem)
+        end = offsets[0] + 1
+        problem = self._difference(p, record.offset + 1, end, record.time_ms)
+        return Position(end, f"{why}, but the log has {problem}" if problem else why, not problem)
 
-    def _difference(self, p: int, table_end: int, at: int, copied_ms: int | None = None) -> str:
+    def _difference(self, p: int, table_end: int, end: int, copied_ms: int | None = None) -> str:
         """Return what shows that the log before an offset is not that of the rows before another.
 
         :param copied_ms: the time of the last record, if the log has a copy of it before the offset
         """
-        log, rows = self._records(p, at), Counter(self._rows(p, 0, table_end))
-        if not log and at - self.log.beginning[p] <= TAIL_RECORDS:
+        log, rows = self._records(p, end), Counter(self._rows(p, 0, table_end))
+        if not log and end - self.log.beginning[p] <= TAIL_RECORDS:
             return ""
         times = Counter({*rows}) if self.state.log else rows  # Rows of former logs are among them.
         if copied_ms is not None:
@@ -179,7 +179,7 @@ class LogComparison:
         if any(time_ms > log[0].timestamp()[1] for time_ms in missing):
             return "not all records of the rows before it"
         # What is at an offset may be the marker of a transaction.
-        near = self._records(p, min(self._after(p, max(times)) + TAIL_RECORDS, at))
+        near = self._records(p, min(self._after(p, max(times)) + TAIL_RECORDS, end))
         others = [message for message in (*near, *log) if message.timestamp()[1] > max(times)]
         if copied_ms is not None:
             others += self._unread(p, table_end, log, times)
