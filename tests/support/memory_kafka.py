@@ -88,8 +88,6 @@ class Log:
     """The first offset of each partition; 0 where there is none."""
     kafka_settings: dict[str, str] = field(default_factory=lambda: {"cleanup.policy": "delete"})
     topic_id: str = "memory"
-    is_hidden: bool = False
-    """Whether readers of committed records wait behind a long aborted transaction."""
     compared: int = 0
     """How often single records were read, to compare the log with the table."""
 
@@ -245,8 +243,8 @@ class MemoryKafka:
         changes = {entry.name: entry.value for entry in resource.incremental_configs}
         self._topic(resource.name).kafka_settings |= changes
 
-    def consumer(self, properties: Mapping[str, Any]) -> _Consumer:
-        return _Consumer(self, properties["isolation.level"] == "read_committed")
+    def consumer(self, _: Mapping[str, Any]) -> _Consumer:
+        return _Consumer(self)
 
 
 class MemoryProducer:
@@ -275,14 +273,12 @@ class MemoryProducer:
 class _Consumer:
     """Reads from some places, from each in turn."""
 
-    def __init__(self, broker: MemoryKafka, is_committed: bool) -> None:
-        self._broker, self._is_committed = broker, is_committed
+    def __init__(self, broker: MemoryKafka) -> None:
+        self._broker = broker
         self._events: dict[int, Iterator[Message]] = {}
 
     def assign(self, places: list[TopicPartition]) -> None:
-        logs = ((p, self._broker._topic(p.topic)) for p in places)
-        shown = [(p, log) for p, log in logs if not (log.is_hidden and self._is_committed)]
-        self._events = {p.partition: log.events(p) for p, log in shown}
+        self._events = {p.partition: self._broker._topic(p.topic).events(p) for p in places}
 
     def incremental_unassign(self, places: list[TopicPartition]) -> None:
         for place in places:
