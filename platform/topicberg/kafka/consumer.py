@@ -340,20 +340,20 @@ def find_records(
     }
     if after:
         epochs = {p: records[p].epoch for p in after}
-        found = first_messages(endpoints, topic, after, epochs, committed=True)
+        following = first_messages(endpoints, topic, after, epochs, committed=True)
         # Behind many records of an aborted transaction, only the epochs are compared.
-        if hidden := {p: offset for p, offset in after.items() if p not in found}:
+        if hidden := {p: offset for p, offset in after.items() if p not in following}:
             any_next = first_messages(endpoints, topic, hidden, epochs, is_needed=True)
-            found |= {p: message for p, message in any_next.items() if message.error()}
+            following |= {p: message for p, message in any_next.items() if message.error()}
         truncated = {
             p
-            for p, message in found.items()
+            for p, message in following.items()
             if (error := message.error()) and error.code() == KafkaError._AUTO_OFFSET_RESET
         }
         # Or the records up to there were deleted meanwhile.
         now = kafka.beginning_offsets(endpoints, topic) if truncated else {}
         last_records |= {p: None for p in truncated if now.get(p, 0) <= after[p]}
-        later = {p: record_of(message) for p, message in found.items() if not message.error()}
+        later = {p: record_of(message) for p, message in following.items() if not message.error()}
         last_records |= {
             p: record
             for p, record in later.items()

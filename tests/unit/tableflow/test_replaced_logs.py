@@ -199,7 +199,7 @@ def test_record_that_was_skipped_unread_does_not_show_another_log(is_requested: 
 
 @pytest.mark.parametrize("is_rolled_back", [True, False])
 def test_skipped_record_that_is_not_noted_does_not_show_another_log(is_rolled_back: bool) -> None:
-    """Before version 1.1, no file had it."""
+    """Version 1.0.0 wrote no file of such records, and removed its notes of them."""
     with site(tableflow={"error_handling": {"mode": "SKIP"}}) as one:
         one.produce(0, 4)
         one.turn()
