@@ -312,6 +312,7 @@ def find_records(
     records: LastRecords,
     beginning: Mapping[int, int],
     ends: Mapping[int, int],
+    was_left_out: Callable[[tuple[int, int]], bool] = lambda _: False,
 ) -> dict[int, LastRecord | None]:
     """Return partition → what its log has instead of a record: the same one, another, or nothing.
 
@@ -319,6 +320,7 @@ def find_records(
     record was deleted, by compaction or retention, and the log does not tell that it is another.
 
     :param ends: up to where partitions were read, so that the record was the last one
+    :param was_left_out: called with partition and offset of a later record
     :raises UnreachableError: a partition cannot be read now
     """
     wanted = {p: r.offset for p, r in records.items() if r.offset >= beginning[p]}
@@ -328,26 +330,35 @@ def find_records(
         for p, message in first.items()
         if message.error() is None and message.offset() == records[p].offset
     }
+    others = {p for p, other in last_records.items() if other and not other.is_same(records[p])}
     after = {
         p: max(record.offset + 1, beginning[p])
         for p, record in records.items()
         if (record.offset + 1 < ends.get(p, 0) if p in last_records else record.epoch >= 0)
+        and p not in others
         and not _is_damaged(first.get(p))
     }
     if after:
         epochs = {p: records[p].epoch for p in after}
-        following = {"is_needed": True, "committed": True}
-        answers = first_messages(endpoints, topic, after, epochs, **following)
+        following = first_messages(endpoints, topic, after, epochs, committed=True)
+        # Behind many records of an aborted transaction, only the epochs are compared.
+        if hidden := {p: offset for p, offset in after.items() if p not in following}:
+            any_next = first_messages(endpoints, topic, hidden, epochs, is_needed=True)
+            following |= {p: message for p, message in any_next.items() if message.error()}
         truncated = {
             p
-            for p, message in answers.items()
+            for p, message in following.items()
             if (error := message.error()) and error.code() == KafkaError._AUTO_OFFSET_RESET
         }
         # Or the records up to there were deleted meanwhile.
         now = kafka.beginning_offsets(endpoints, topic) if truncated else {}
         last_records |= {p: None for p in truncated if now.get(p, 0) <= after[p]}
-        later = {p: record_of(message) for p, message in answers.items() if not message.error()}
-        last_records |= {p: record for p, record in later.items() if record.offset < ends.get(p, 0)}
+        later = {p: record_of(message) for p, message in following.items() if not message.error()}
+        last_records |= {
+            p: record
+            for p, record in later.items()
+            if record.offset < ends.get(p, 0) and not was_left_out((p, record.offset))
+        }
     return last_records
 
 

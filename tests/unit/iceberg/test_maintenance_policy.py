@@ -124,6 +124,8 @@ def test_rows_are_kept_for_the_shorter_time_that_was_agreed_to(catalog: SqlCatal
     month, year, ever = 30 * 86_400_000, 365 * 86_400_000, 2**63 - 1
     table = catalog.create_table("shop.orders", Schema(NestedField(1, "id", LongType())))
     assert topic_policy(keeping(None), table).retention > timedelta(days=365 * 50)
+    assert topic_policy(keeping(month), table).data_retention == timedelta(days=30), "as by 1.0.0"
+    retention.follow_longer(table, keeping(None))
     kept = timedelta.max
     steps = Random(1).choices([month, year, ever, None], k=60)
     for number, wanted in enumerate(steps):

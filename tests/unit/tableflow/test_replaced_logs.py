@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from replaced_logs import Site, site
 
 from topicberg.errors import TableflowError
-from topicberg.iceberg.summaries import LAST_RECORDS, summary
+from topicberg.iceberg.summaries import LAST_RECORDS, WAITING, summary
+from topicberg.kafka import consumer
 from topicberg.kafka.consumer import find_records
 from topicberg.kafka.last_records import LastRecord, dump_last_records, parse_last_records
 from topicberg.kafka.offsets import Offsets
@@ -136,7 +138,7 @@ def test_partition_that_cannot_be_compared_stays_suspended_until_someone_resumes
         one.produce(0, 3)
         one.turn()
         one.copy()
-        forget_last_records(one)
+        commit_without(one, LAST_RECORDS)
         one.cut(0, 1)
         assert one.turn() == "SUSPENDED"
         one.resume()
@@ -193,6 +195,56 @@ def test_record_that_was_skipped_unread_does_not_show_another_log(is_requested: 
             one.produce(0, number)
             assert one.turn() == "RUNNING", one.engine.report.status.error_message
         assert (len(one.values()), skips.failing(one.table())) == (5, [])
+
+
+@pytest.mark.parametrize("is_rolled_back", [True, False])
+def test_skipped_record_that_is_not_noted_does_not_show_another_log(is_rolled_back: bool) -> None:
+    """Version 1.0.0 wrote no file of such records, and removed its notes of them."""
+    with site(tableflow={"error_handling": {"mode": "SKIP"}}) as one:
+        one.produce(0, 4)
+        one.turn()
+        one.produce(0, 1)
+        skips.note_failing(one.table(), 0, (0, 4), "fails")
+        one.turn()
+        one.produce(0, 1)
+        if is_rolled_back:
+            one.turn()
+            one.roll_back()
+        else:
+            commit_without(one, WAITING)
+            with one.table().transaction() as transaction:
+                transaction.remove_properties(f"{skips.FAILING}0.4")
+        log = one.topic.partitions[0]
+        own, log[3] = log[3], replace(log[3], own=(b"0", b"another record"))
+        one.restart()
+        assert one.turn() == "SUSPENDED"
+        log[3] = own
+        assert one.turn() == "RUNNING", one.engine.report.status.error_message
+        assert len(one.values()) == 5
+
+
+def test_record_that_only_another_replica_compacted_does_not_show_another_log() -> None:
+    with site("upsert") as one:
+        one.topic.kafka_settings["cleanup.policy"] = "compact"
+        one.produce(0, 1)
+        one.abort(0)
+        one.turn()
+        one.produce(0, 4)
+        one.elect(0)
+        one.topic.partitions[0][1].is_gone = False
+        assert one.turn() == "RUNNING", one.engine.report.status.error_message
+
+
+def test_log_that_ends_with_many_aborted_records_is_compared_by_its_epochs() -> None:
+    with site() as one, pytest.MonkeyPatch.context() as patch:
+        one.produce(0, 4)
+        one.abort(0)
+        one.turn()
+        read = one.topic.events
+        patch.setattr(consumer, "SAMPLE_SECONDS", 0.1)
+        answers = iter([read, lambda _: iter(()), read])
+        patch.setattr(one.topic, "events", lambda place: next(answers)(place))
+        assert one.turn() == "RUNNING", one.engine.report.status.error_message
 
 
 def test_last_record_that_is_deleted_while_it_is_looked_for_proves_nothing() -> None:
@@ -285,16 +337,15 @@ def test_engine_compares_the_log_after_commits_of_another_engine_only() -> None:
         one.verify()
 
 
-def forget_last_records(one: Site) -> None:
-    """Leave the table as a batch does whose records Kafka has deleted since."""
+def commit_without(one: Site, fact: str) -> None:
+    """Commit what the head of the table records, without a fact."""
     table = one.topic.ingestor().table()
     head = table.current_snapshot()
     assert head is not None
     assert head.summary is not None
-    properties = {k: v for k, v in summary(head).items() if k != LAST_RECORDS}
+    properties = {k: v for k, v in summary(head).items() if k != fact}
     own = {k: v for k, v in properties.items() if k.startswith("topicberg.")}
     table.append(table.schema().as_arrow().empty_table(), snapshot_properties=own)
-    assert not committed(table).last_records
 
 
 HISTORIES = int(os.environ.get("TOPICBERG_TEST_HISTORIES", "6"))

@@ -12,20 +12,21 @@ from pyiceberg.table import Table
 from topicberg.topics import TopicSpec
 
 AGREED = "topicberg.data-retention-ms"
-"""Table property: what the spec said when the table was created, or a command agreed to later."""
+"""Table property: what the spec said when the table was created, or a command agreed to later. A
+table of 1.0.0 lacks it, and is kept as its spec says."""
 EVER = 10**12 * 3
 """Milliseconds; a longer time is no valid timedelta."""
 
 
 def data_retention(table: Table, spec: TopicSpec) -> timedelta | None:
     """Return the age from which rows are deleted, or None: they are kept for ever."""
-    kept = max(_wanted(spec), _agreed(table))
+    kept = _agreed(table) if is_shorter(spec, table) else _wanted(spec)
     return None if kept == EVER else timedelta(milliseconds=kept)
 
 
 def is_shorter(spec: TopicSpec, table: Table) -> bool:
     """Return whether the spec deletes rows that the table was to keep."""
-    return _wanted(spec) < _agreed(table)
+    return AGREED in table.properties and _wanted(spec) < _agreed(table)
 
 
 def described(spec: TopicSpec) -> str:
@@ -46,7 +47,7 @@ def agree(table: Table, spec: TopicSpec) -> None:
 
 def follow_longer(table: Table, spec: TopicSpec) -> None:
     """Note a longer retention, so that the former one would be a shorter one again."""
-    if _wanted(spec) > _agreed(table):
+    if _wanted(spec) > _agreed(table) or AGREED not in table.properties:
         agree(table, spec)
 
 

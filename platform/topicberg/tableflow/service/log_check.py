@@ -12,8 +12,10 @@ Source: KIP-320, "Allow fetchers to detect and handle log truncation".
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterable
+from functools import cache, partial
 
 import numpy as np
 from pyiceberg.table import Table
@@ -23,10 +25,13 @@ from topicberg.errors import TableflowError
 from topicberg.kafka import consumer
 from topicberg.kafka import topics as kafka
 from topicberg.kafka.last_records import LastRecord, LastRecords
-from topicberg.kafka.offsets import Offsets
+from topicberg.kafka.offsets import Offsets, PartitionOffset
 from topicberg.settings import Settings
+from topicberg.tableflow.rejected.waiting import Waiting
 from topicberg.tableflow.values import skips
+from topicberg.tableflow.values.commit import committed
 from topicberg.tableflow.values.logs import OTHER_LOG, OtherLog, go_on
+from topicberg.tableflow.values.offsets import OffsetSet
 from topicberg.topics import TopicSpec, requests
 from topicberg.wording import count
 
@@ -161,14 +166,27 @@ def current_records(
 ) -> dict[int, LastRecord | None]:
     """Return :func:`.find_records` of a table's last records.
 
-    A later one that was skipped unread does not show that the log is another.
+    A later one that was skipped unread does not show that the log is another. In a compacted topic
+    none does: each replica is compacted on its own, so another leader may still have it.
     """
-    current = consumer.find_records(endpoints, topic, records, beginning, ends)
+    known = cache(partial(_left_out, table, endpoints, topic))
+
+    def was_left_out(place: PartitionOffset) -> bool:
+        offsets, unknown = known()
+        return place in offsets or place[1] < unknown.get(place[0], 0)
+
+    return consumer.find_records(endpoints, topic, records, beginning, ends, was_left_out)
+
+
+def _left_out(table: Table, endpoints: Endpoints, topic: str) -> tuple[OffsetSet, Offsets]:
+    """Return the records that a table left out, and before which offsets these are not known."""
+    policy = kafka.topic_config(endpoints, topic).get("cleanup.policy")
     skipped = skips.places([*skips.requested(table).values(), *skips.failing(table)], {})
-    return {
-        p: records[p] if other is not None and (p, other.offset) in skipped else other
-        for p, other in current.items()
-    }
+    waiting = Waiting.load(table)
+    unknown = waiting.start
+    if kafka.is_compacted(policy) or (waiting.unrecorded and not unknown):
+        unknown = dict.fromkeys(committed(table).offsets, sys.maxsize)
+    return waiting.of(waiting.log) | OffsetSet.of(skipped), unknown
 
 
 def _differs(partition: int, record: LastRecord, other: LastRecord | None) -> str:
