@@ -408,7 +408,8 @@ def replay(
 
     spec, _, endpoints = _open(topic)
     history = find_history(spec, endpoints, settings())
-    since_ms = None if since is None else int(since.replace(tzinfo=UTC).timestamp() * 1000)
+    since = since and since.replace(tzinfo=since.tzinfo or UTC)
+    since_ms = None if since is None else int(since.timestamp() * 1000)
     for each in [spec, *([history[1]] if history else [])]:
         _replay(each, endpoints, reason, since_ms, is_dry=dry_run)
 
@@ -423,7 +424,8 @@ def _replay(
     done.run()
     name = ".".join(spec.table_identifier(settings()))
     if not done.counts:
-        echo(f"{name}: no record waits")
+        such = "such " if reason or since_ms is not None else ""
+        echo(f"{name}: no {such}record waits")
         return
     rows: list[tuple[str, str, str | Text]] = [
         (outcome, f"{done.counts[outcome]:,}", why) for outcome, why in OUTCOMES.items()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -380,6 +381,8 @@ def test_check_of_skipped_rows_shows_reasons_until_they_are_replayed(
     command.replay("shop.customers", reason="schema 5", dry_run=True)
     assert "nothing was changed" in (said := capsys.readouterr()).out
     assert "2 of 2 records read again" in said.err
+    command.replay("shop.customers", since=datetime.fromisoformat("1969-12-31T23:00-09:00"))
+    assert "no such record waits" in capsys.readouterr().out
     assert inserted(history.replay(reason="schema 5")) == 2
     command.replay("shop.customers")
     assert "no record waits" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from topicberg.tableflow.rejected.rejections import without_values
     ("reason", "kept"),
     [
         ("field mails[jo@x.org] (int): value 7 is not an int", "field mails… (int)…"),
+        ("field d (int): value 7.5 exceeds the scale", "field d (int): value … exceeds the scale"),
         ("field a[0].b (string): 3 bytes expected", "field a….b (string): … bytes expected"),
         ('the record has "Jo" at byte 7', "the record has … at byte …"),
         (

@@ -23,7 +23,8 @@ MAX_UNKNOWN = 1_000
 MOST_REASONS, OTHER_REASONS = 30, "other reasons"
 _REASON_LENGTH = 160
 _VALUES = re.compile(
-    r': value .*|\[.*\]|"(?:[^"\\]|\\.)*"?…?|(?<= )(?<!schema )(?:[-+]?\d|0x)[^ ,;:]*'
+    r": value (?![-+\d.eE]+ (?:exceeds the \w+|has too many digits|is out of range)\b).*|\[.*\]|"
+    r'"(?:[^"\\]|\\.)*"?…?|(?<= )(?<!schema )(?:[-+]?\d|0x)[^ ,;:]*'
 )
 """Keys of maps, in brackets, are values as well."""
 Key = TypeVar("Key", bound=Hashable)
