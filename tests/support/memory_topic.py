@@ -126,6 +126,12 @@ def _ingest_here(
     return reading.joined(plans, [reading.ingest(plans, ranges, check) for ranges in parts])
 
 
+def read_all(ingestor: Ingestor) -> None:
+    """Commit batches until none has records."""
+    while ingestor.step().records:
+        pass
+
+
 def serve(topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the engine read this topic, and nothing else, until the test ends."""
     wait_ready()

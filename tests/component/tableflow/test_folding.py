@@ -18,7 +18,7 @@ from confluent_kafka.schema_registry import Schema
 from debezium import ENVELOPE, UNAVAILABLE, Event, Source, SourceTopic, folding_waits
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_topic import MemoryTopic, memory_topic
+from memory_topic import MemoryTopic, memory_topic, read_all
 from pyiceberg.table import Table
 from replaced_logs import continue_table, migrate
 from seeds import some
@@ -99,10 +99,8 @@ def test_random_changes_in_any_batches_are_the_rows_of_the_source(
         for batch in source.batches(6):
             connector.send(batch)
             with suppress(LaterRecordsError):  # the deletion of an old key is in a later batch
-                while ingestor.step().records:
-                    pass
-    while ingestor.step().records:
-        pass
+                read_all(ingestor)
+    read_all(ingestor)
     ingestor.close()
     assert rows_of(topic) == source.rows
 
@@ -122,8 +120,7 @@ def test_changes_go_on_at_the_offsets_of_other_clusters(
             connector.send(batch)
             ingestor = topic.ingestor()
             with suppress(LaterRecordsError):
-                while ingestor.step().records:
-                    pass
+                read_all(ingestor)
             ingestor.close()
             table = ingestor.table()
             last = committed(table).last_records
@@ -136,8 +133,7 @@ def test_changes_go_on_at_the_offsets_of_other_clusters(
                 said, _ = continue_table(topic.spec, table.refresh(), topic.endpoints)
                 assert said.proposed is not None, said.positions
     ingestor = topic.ingestor()
-    while ingestor.step().records:
-        pass
+    read_all(ingestor)
     ingestor.close()
     assert rows_of(topic) == source.rows
 
@@ -156,8 +152,7 @@ def test_changes_that_are_left_out_leave_no_older_values(
     for batch in source.batches(5):
         connector.send(batch)
         with suppress(LaterRecordsError):
-            while ingestor.step().records:
-                pass
+            read_all(ingestor)
     last = ingestor.step()
     ingestor.close()
     rows, left_out = source.rows_without_malformed()
@@ -176,11 +171,9 @@ def test_first_batch_and_all_others_at_once_are_the_rows_of_the_source(
     first, *others = source.batches(6)
     connector.send(first)
     with suppress(LaterRecordsError):
-        while ingestor.step().records:
-            pass
+        read_all(ingestor)
     connector.send(event for batch in others for event in batch)
-    while ingestor.step().records:
-        pass
+    read_all(ingestor)
     ingestor.close()
     assert rows_of(topic) == source.rows
 
@@ -243,8 +236,7 @@ def test_moved_key_takes_the_value_of_its_newest_change(
             Event(2, 9, "u", 71, {"id": 9, "v": 2, "big": "x"}),
         ]
     )
-    while ingestor.step().records:
-        pass
+    read_all(ingestor)
     ingestor.close()
     expected = "old" if newest == UNAVAILABLE else newest
     assert rows_of(topic)[7] == {"id": 7, "v": 3, "big": expected}
@@ -316,8 +308,7 @@ def test_documented_position_orders_partitions(
             ],
         ):
             writer.send(part)
-            while ingestor.step().records:
-                pass
+            read_all(ingestor)
     finally:
         ingestor.close()
     assert sorted(rows_of(topic)) == [3, 5]
@@ -345,8 +336,7 @@ def test_snapshot_times_later_than_changes(
     try:
         for part in (events[:cut], events[cut:]):
             writer.send(part)
-            while ingestor.step().records:
-                pass
+            read_all(ingestor)
     finally:
         ingestor.close()
     assert {key: row["big"] for key, row in rows_of(topic).items()} == {

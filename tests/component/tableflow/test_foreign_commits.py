@@ -14,7 +14,7 @@ import pytest
 from debezium import folding_waits
 from format_versions import allow_version_3
 from format_versions import overwrite as write
-from memory_topic import MemoryTopic, memory_topic
+from memory_topic import MemoryTopic, memory_topic, read_all
 from pyiceberg.io.pyarrow import ArrowScan
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import Table
@@ -195,8 +195,7 @@ def test_engine_change_log_after_a_compaction_as_of_an_older_head_is_reread(
     with pytest.raises(TableflowError, match="brought back or doubled"):
         lake.commit()
     lake.reread()
-    while lake.ingestor.step().records:
-        pass
+    read_all(lake.ingestor)
     assert rows_of(lake.topic) == source.rows
 
 

@@ -21,7 +21,7 @@ from confluent_kafka import KafkaError
 from confluent_kafka.schema_registry import Schema
 from kafka_topics import encode
 from memory_kafka import NoMessage, topic_of
-from memory_topic import MemoryTopic, memory_topic
+from memory_topic import MemoryTopic, memory_topic, read_all
 from pyiceberg.catalog.sql import SqlCatalog
 from replaced_logs import continue_table, replace_topic
 
@@ -143,8 +143,7 @@ class History:
         self.topic.produce(partition, self.key(key), self.value(n, kind), time_ms=len(self.sent))
 
     def step(self) -> None:
-        while self.engine.step().records:
-            pass
+        read_all(self.engine)
 
     def fix(self) -> None:
         """Register the schema by which late records were written."""

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from debezium import ENVELOPE, UNAVAILABLE, Event, SourceTopic
-from memory_topic import MemoryTopic
+from memory_topic import MemoryTopic, read_all
 from seeds import some
 from test_folding import changed_topic, rows_of
 
@@ -86,8 +86,7 @@ def ingest(topic: MemoryTopic, position: Position, batches: Sequence[Sequence[Ev
     writer, ingestor = Writer(topic, position), topic.ingestor()
     for batch in batches:
         writer.send(batch)
-        while ingestor.step().records:
-            pass
+        read_all(ingestor)
     ingestor.close()
     return FoldState.load(table_of(topic).properties)
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from memory_topic import MemoryTopic, memory_topic
+from memory_topic import MemoryTopic, memory_topic, read_all
 from pyiceberg.catalog.sql import SqlCatalog
 
 from topicberg.kafka.offsets import Offsets
@@ -69,8 +69,7 @@ def finish(topic: MemoryTopic, ingestor: Ingestor) -> None:
     for end in (FIRST, SECOND):
         while (number := sum(map(len, topic.partitions.values()))) < end:
             topic.produce(number % 2, b"k%d" % (number % 4), b"%d" % number, time_ms=number)
-        while ingestor.step().records:
-            pass
+        read_all(ingestor)
     ingestor.close()
 
 
