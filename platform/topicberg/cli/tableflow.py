@@ -336,6 +336,15 @@ def _open(
     return spec, table, endpoints
 
 
+def _with_history(
+    spec: TopicSpec, table: Table, endpoints: Endpoints
+) -> list[tuple[Table, TopicSpec]]:
+    """Return the topic's table and that of its history, if it has one, with their specs."""
+    from topicberg.tableflow.service.history import find_history
+
+    return [(table, spec), *filter(None, [find_history(spec, endpoints, settings())])]
+
+
 def continue_(
     topic: Topic,
     since: Annotated[
@@ -357,11 +366,9 @@ def continue_(
     `--from`, a table that does not exist any more is created again, and begins there.
     """
     from topicberg.tableflow.service import continuing, control
-    from topicberg.tableflow.service.history import find_history
 
     spec, table, endpoints = _open(topic, create=since is not None and not dry_run, yes=yes)
-    history = find_history(spec, endpoints, settings())
-    for each, of_spec in [(table, spec), *([history] if history else [])]:
+    for each, of_spec in _with_history(spec, table, endpoints):
         name = ".".join(each.name())
         compared = continuing.compare(
             of_spec, each, endpoints, lambda number: warn(f"{number:,} offsets searched")
@@ -374,13 +381,13 @@ def continue_(
         warn(compared.warnings(starts or {}))
         if starts is None:
             raise SpecError(
-                f"topic {topic}: where its log goes on after the table's end cannot be proved",
+                f"topic {topic}: where its log continues after the table's end cannot be proved",
                 hint="choose it: `--from beginning`, `end`, a time, or a file with offsets",
             )
         if not dry_run:
             confirm(f"Let {name} go on there, {decision}?", yes=yes)
             compared.go_on(starts, decision)
-            echo(f"{name} goes on {decision}")
+            echo(f"{name} continues {decision}")
     with suppress(TopicbergError):  # the topic is not enabled: a run in the foreground reads it
         if not dry_run:
             control.resume(settings(), topic)
@@ -404,13 +411,10 @@ def replay(
     What can be decoded is inserted once, whatever is killed; the rest keeps waiting. In write mode
     upsert, no record replaces a later one of its key, or brings a deleted key back.
     """
-    from topicberg.tableflow.service.history import find_history
-
-    spec, _, endpoints = _open(topic)
-    history = find_history(spec, endpoints, settings())
+    spec, table, endpoints = _open(topic)
     since = since and since.replace(tzinfo=since.tzinfo or UTC)
     since_ms = None if since is None else int(since.timestamp() * 1000)
-    for each in [spec, *([history[1]] if history else [])]:
+    for _, each in _with_history(spec, table, endpoints):
         _replay(each, endpoints, reason, since_ms, is_dry=dry_run)
 
 

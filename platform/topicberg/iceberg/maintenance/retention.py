@@ -15,18 +15,18 @@ AGREED = "topicberg.data-retention-ms"
 """Table property: what the spec said when the table was created, or a command agreed to later. A
 table of 1.0.0 lacks it, and is kept as its spec says."""
 EVER = 10**12 * 3
-"""Milliseconds; a longer time is no valid timedelta."""
+"""Milliseconds; a longer time is not a valid timedelta."""
 
 
 def data_retention(table: Table, spec: TopicSpec) -> timedelta | None:
     """Return the age from which rows are deleted, or None: they are kept for ever."""
-    kept = _agreed(table) if is_shorter(spec, table) else _wanted(spec)
+    kept = max(_wanted(spec), _agreed(table, spec))
     return None if kept == EVER else timedelta(milliseconds=kept)
 
 
 def is_shorter(spec: TopicSpec, table: Table) -> bool:
     """Return whether the spec deletes rows that the table was to keep."""
-    return AGREED in table.properties and _wanted(spec) < _agreed(table)
+    return _wanted(spec) < _agreed(table, spec)
 
 
 def described(spec: TopicSpec) -> str:
@@ -47,7 +47,7 @@ def agree(table: Table, spec: TopicSpec) -> None:
 
 def follow_longer(table: Table, spec: TopicSpec) -> None:
     """Note a longer retention, so that the former one would be a shorter one again."""
-    if _wanted(spec) > _agreed(table) or AGREED not in table.properties:
+    if _wanted(spec) > _agreed(table, spec) or AGREED not in table.properties:
         agree(table, spec)
 
 
@@ -55,6 +55,6 @@ def _wanted(spec: TopicSpec) -> int:
     return min(spec.tableflow.data_retention_ms or EVER, EVER)
 
 
-def _agreed(table: Table) -> int:
-    text = table.properties.get(AGREED, "")
+def _agreed(table: Table, spec: TopicSpec) -> int:
+    text = table.properties.get(AGREED, str(_wanted(spec)))
     return min(int(text), EVER) if text.isascii() and text.isdigit() else EVER

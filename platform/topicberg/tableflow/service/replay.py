@@ -216,7 +216,8 @@ class Replay:
         except SchemasFoundError:
             discard(into.table.io, written.files)
             self._later = None  # It may have been read without them.
-            return self._commit(log, records)
+            self._commit(log, records)
+            return
         failed = {why: offsets for (why, _), offsets in written.rejections.left_out.items()}
         outcomes = Counter(decided.values())
         outcomes[ERASED] = len(failed.pop(FORGOTTEN, ()))
@@ -247,7 +248,7 @@ class Replay:
             written = replace(written, records=inserted, rejections=rejections, last_records={})
             self._table.commit(plan, into, written, waiting)
         outcomes[FAILED] = sum(map(len, failed.values()))
-        return self._count(outcomes, {text: len(offsets) for text, offsets in failed.items()})
+        self._count(outcomes, {text: len(offsets) for text, offsets in failed.items()})
 
     def _decided(
         self, into: TablePlan, log: int, waiting: Waiting, records: list[Message]

@@ -25,7 +25,12 @@ from topicberg.topics.requests import Pause
 logger = logging.getLogger(__name__)
 
 _STATE = (
-    *("end_offsets", "rows_skipped", "rows_replayed", "skip_requests", "missed_deletes", "keys"),
+    "end_offsets",
+    "rows_skipped",
+    "rows_replayed",
+    "skip_requests",
+    "missed_deletes",
+    "keys",
     "unproven",
     "logs",
 )
