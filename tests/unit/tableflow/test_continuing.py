@@ -1,4 +1,4 @@
-"""A table goes on with another log: nothing is lost or doubled that was not said before."""
+"""A table continues with another log: nothing is lost or doubled that was not said before."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ class FoldState(BaseModel):
         )
 
     def continued(self, log: int, ends: Offsets, starts: Offsets, *, is_proved: bool) -> FoldState:
-        """Return what is known where a table goes on with another log.
+        """Return what is known where a table continues with another log.
 
         :param ends: of the former log; ``starts``: of the other one
         :param is_proved: whether that has the changes after those of the former log

@@ -34,7 +34,7 @@ from topicberg.tableflow.values import logs, skips
 from topicberg.topics import TopicSpec
 from topicberg.wording import listed
 
-COLUMNS = ("partition", "table", "log", "goes on at", "lost", "repeats", "compared")
+COLUMNS = ("partition", "table", "log", "continues at", "lost", "repeats", "compared")
 ATTEMPTS = 10
 
 
@@ -51,18 +51,18 @@ class Comparison(LogComparison):
 
     @property
     def is_same(self) -> bool:
-        """Whether the table goes on by itself."""
+        """Whether the table continues by itself."""
         return not self.missing and all(found.is_same for found in self.positions.values())
 
     @property
     def proposed(self) -> Offsets | None:
-        """Where the table goes on with all that the log has, once; None: that is not proved."""
+        """Where the table continues with all that the log has, once; None: that is not proved."""
         is_proved = all(found.is_proved for found in self.positions.values())
         starts = {p: found.at for p, found in self.positions.items()}
         return starts if is_proved and not self.missing else None
 
     def choose(self, since: str | None) -> tuple[Offsets | None, str]:
-        """Return where the table goes on, and what that is; None: a user has to say it.
+        """Return where the table continues, and what that is; None: a user has to say it.
 
         :param since: ``beginning``, ``end``, a time, or a file with offsets; None: as proposed
         :raises SpecError: it is none of these, or the log has no such offset
@@ -123,8 +123,8 @@ class Comparison(LogComparison):
             yield f"the topic lacks partitions {listed(missing, 5)}: what they had later is lost"
         if self.proposed is None:
             yield (
-                "that the log goes on after the table's end is not proved: records that the former "
-                "log had after it may be lost, and counts are by time or offset"
+                "that the log continues after the table's end is not proved: records that the "
+                "former log had after it may be lost, and counts are by time or offset"
             )
         if spec.write_mode == "upsert":
             yield "rows of records that the log lacks stay, until their keys have later ones"

@@ -1,4 +1,4 @@
-"""Find where the log of a topic goes on after what the table has of it.
+"""Find where the log of a topic continues after what the table has of it.
 
 What is compared is the last record of each partition that the table has (:mod:`.last_records`), by
 time and content, at its own offset and, by the time index, at others. That it is there does not
@@ -44,7 +44,7 @@ TAIL_ROWS, TAIL_RECORDS = 200, 2_000
 
 
 class Position(NamedTuple):
-    """Where the log of a partition goes on after what the table has of it."""
+    """Where the log of a partition continues after what the table has of it."""
 
     at: int
     """The first offset that the table lacks; what it seems to be, if that is not proved."""

@@ -1,7 +1,7 @@
 """The logs that a table was read from, one after the other: offsets compare only within one log.
 
 A topic that was created again, moved to another cluster or truncated has another log, whose offsets
-are those of other records. A table goes on with it by a decision of a user (:mod:`.continuing`), an
+are those of other records. A table continues with it by a user's decision (:mod:`.continuing`), an
 empty snapshot whose summary begins the next log, so that a rollback of ``main`` is one of the
 decision as well. Log 0 is the first one.
 """
