@@ -15,8 +15,8 @@ def count(number: int, noun: str) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean …?``, the list of known names, or nothing."""
-    names = list(known)
+    """Return ``; did you mean …?``, the known names in order, or nothing."""
+    names = sorted(known)
     if close := difflib.get_close_matches(name, names, n=1, cutoff=0.6):
         return f"; did you mean {close[0]}?"
     return f"; there are {listed(names, _SUGGESTED)}" if names else ""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from topicberg.errors import TopicbergError
 from topicberg.security.text import terminal
 
 if TYPE_CHECKING:
@@ -79,9 +80,20 @@ def report_waiting(waiting: Iterable[WaitingChange], unknown: Iterable[str]) -> 
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before what cannot be undone, unless the user has agreed; no ends the command."""
-    if not yes:
+    """Ask before what cannot be undone, unless the user has agreed; no ends the command.
+
+    Raise TopicbergError if there is no answer to read.
+    """
+    if yes:
+        return
+    try:
         typer.confirm(question, abort=True)
+    except typer.Abort:  # also Ctrl-C
+        if sys.stdin.isatty():
+            raise
+        raise TopicbergError(
+            f"{question} There is no terminal to ask at", hint="agree with `--yes`"
+        ) from None
 
 
 def exit_if(failed: object, code: int = 1) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 
 import pytest
 import typer
@@ -10,6 +11,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 from topicberg.cli.output import Yes, cell, complain, confirm, echo, exit_if, print_table, warn
+from topicberg.errors import TopicbergError
 
 
 def test_lines_of_a_command_go_to_their_streams(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,3 +56,11 @@ def test_confirmation_that_is_declined_ends_the_command() -> None:
     assert "deleted" in CliRunner().invoke(app, ["--yes"]).output
     declined = CliRunner().invoke(app, input="n\n")
     assert (declined.exit_code, "deleted" in declined.output) == (1, False)
+
+
+def test_confirmation_without_a_terminal_says_how_to_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", StringIO())
+    with pytest.raises(TopicbergError) as refused:
+        confirm("Delete it?", yes=False)
+    assert str(refused.value).startswith("Delete it? There is no terminal")
+    assert "--yes" in (refused.value.hint or "")
