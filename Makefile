@@ -12,7 +12,7 @@ CYCLONEDX_VERSION := 7.5.0
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo ui test test-all unit integration check format lock audit sbom jars docs wheel clean
+.PHONY: help install demo ui test test-all unit check lint types format lock audit sbom jars docs wheel clean
 
 help:  ## show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -55,12 +55,16 @@ test-all: install  ## every test, also those that take minutes each
 unit: install  ## the fast tests only
 	$(BIN)/python -m pytest --numprocesses $$(($(WORKERS) + 1)) tests/unit $(ARGS)
 
-check: $(VENV)/.installed  ## lint, format, sizes, layers and types
+check: lint types  ## lint, format, sizes, layers and types
+
+lint: $(VENV)/.installed  ## what of it takes seconds
 	$(BIN)/python tests/support/sizes.py
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/mypy
+
+types: $(VENV)/.installed  ## the types only
+	$(BIN)/mypy $(ARGS)
 
 format: install  ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
