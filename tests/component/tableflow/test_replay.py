@@ -19,6 +19,7 @@ import fastavro
 import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka.schema_registry import Schema
+from confluent_kafka.schema_registry.error import SchemaRegistryError
 from kafka_topics import encode
 from memory_kafka import NoMessage, topic_of
 from memory_topic import MemoryTopic, memory_topic, read_all
@@ -589,6 +590,41 @@ def test_records_that_kafka_deletes_before_they_are_read_wait(
     history.fix()
     history.topic.kafka.on_close = lambda: history.topic.beginning.update({0: 1})
     assert history.replay().counts == {"inserted": 2, "not readable": 1}
+
+
+def test_records_with_their_own_schemas_are_replayed_from_dead_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = memory_topic(
+        tmp_path,
+        monkeypatch,
+        schema={"format": "json", "file": "from-the-registry"},
+        changelog={"format": "debezium"},
+        write_mode="append",
+        tableflow={"error_handling": {"mode": "LOG"}},
+    )
+    row = [{"field": "n", "type": "int32", "optional": True}]
+    for number, more in enumerate([[], [{"field": "more", "type": "int32", "optional": True}]]):
+        after = {"field": "after", "type": "struct", "optional": True, "fields": row + more}
+        source = {"field": "source", "type": "struct", "optional": False, "fields": row}
+        own = [{**after, "field": "before"}, after, source, {"field": "op", "type": "string"}]
+        schema = {"type": "struct", "fields": own, "optional": False, "name": "x.Envelope"}
+        value = {"before": None, "after": {"n": number}, "source": {"n": number}, "op": "c"}
+        topic.produce(0, b"k", json.dumps({"schema": schema, "payload": value}).encode())
+    register = topic.registry.register_schema
+
+    def refuse(subject: str, schema: Schema) -> Any:
+        if "more" in str(schema.schema_str):
+            raise SchemaRegistryError(409, 409, "incompatible")
+        return register(subject, schema)
+
+    with monkeypatch.context() as before:
+        before.setattr(topic.registry, "register_schema", refuse)
+        read_all(topic.ingestor())
+    topic.beginning[0] = 2  # both are in the dead-letter topic, or the table, only
+    done = Replay(topic.spec, topic.endpoints, topic.config).run()
+    assert done.counts == {"inserted": 1}
+    assert sorted(row["after"]["n"] for row in topic.rows()) == [0, 1]
 
 
 def test_dead_letters_of_an_earlier_table_are_not_replayed_into_the_next_one(

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
+from confluent_kafka import Message
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 
@@ -22,8 +23,8 @@ from topicberg.formats.envelope import AFTER, OPERATION, SOURCE
 from topicberg.formats.json import connect as connect_json
 from topicberg.formats.subjects import MAX_SCHEMA_BYTES
 from topicberg.kafka.consumer import messages
-from topicberg.kafka.offsets import Offsets, PartitionOffset
-from topicberg.kafka.records import DamagedRecordsError
+from topicberg.kafka.offsets import Offsets, PartitionOffset, Ranges
+from topicberg.kafka.records import DamagedRecordsError, place_of
 from topicberg.tableflow.layout.inline_schemas import Frame, InlineSchemas
 from topicberg.tableflow.layout.message_fields import KEY, VALUE, Layout, MessageField
 from topicberg.topics import TopicSpec
@@ -68,8 +69,8 @@ class Framing:
         if self._has_read:
             return
         starts = {p: begin.get(p, 0) for p in end}
-        self._learn({p: (starts[p], min(starts[p] + 1, e)) for p, e in end.items()})
-        self._learn({p: (max(starts[p], e - 1), e) for p, e in end.items()})
+        self._learn(self._read({p: (starts[p], min(starts[p] + 1, e)) for p, e in end.items()}))
+        self._learn(self._read({p: (max(starts[p], e - 1), e) for p, e in end.items()}))
         # A topic without a change of a row is read again: the registry may have no schema yet.
         values = self._known.get(VALUE, _Known())
         has_none = bool(values.refused and not values.openings)
@@ -80,20 +81,29 @@ class Framing:
                 hint="remove `changelog` from the spec, unless changes of rows are still to come",
             )
 
-    def look_up(self, places: Iterable[PartitionOffset]) -> bool:
-        """Register the schemas of records that differ in them; return whether one is new."""
-        allowed = list(islice(places, max(0, MAX_OPENINGS - self._lookups)))
+    def look_up(
+        self, places: Iterable[PartitionOffset], records: Iterable[Message] | None = None
+    ) -> bool:
+        """Register the schemas of records that differ in them; return whether one is new.
+
+        :param records: those at the places, and others; None: the log has them
+        """
+        allowed = dict.fromkeys(islice(places, max(0, MAX_OPENINGS - self._lookups)))
         self._lookups += len(allowed)
-        learnt = [self._learn({p: (offset, offset + 1)}) for p, offset in allowed]
+        if records is not None:
+            return self._learn([each for each in records if place_of(each) in allowed])
+        learnt = [self._learn(self._read({p: (offset, offset + 1)})) for p, offset in allowed]
         return any(learnt)
 
-    def _learn(self, ranges: dict[int, tuple[int, int]]) -> bool:
-        has_learnt = False
+    def _read(self, ranges: Ranges) -> list[Message]:
         try:
-            read = list(messages(self._endpoints, self._spec.name, ranges))
+            return list(messages(self._endpoints, self._spec.name, ranges))
         except DamagedRecordsError:
-            return False
-        for message in sorted(read, key=lambda each: each.timestamp()[1]):
+            return []
+
+    def _learn(self, records: list[Message]) -> bool:
+        has_learnt = False
+        for message in sorted(records, key=lambda each: each.timestamp()[1]):
             other = _other_record(message.value())
             key = message.key() if other is None else None
             for half, raw in ((KEY, key), (VALUE, message.value())):

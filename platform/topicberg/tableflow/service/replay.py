@@ -212,7 +212,7 @@ class Replay:
         program = replace(self._table.read_plan(into), error_mode="SKIP", forgotten=forgotten)
         written = self._written(program, [r for r in left if place_of(r) not in decided])
         try:
-            self._table.committer.learn_schemas(written.rejections)
+            self._table.committer.learn_schemas(written.rejections, left)
         except SchemasFoundError:
             discard(into.table.io, written.files)
             self._later = None  # It may have been read without them.

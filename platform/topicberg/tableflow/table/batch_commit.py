@@ -7,7 +7,7 @@ committed only when each of its records is in the table, or is known to be left 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -15,6 +15,7 @@ from typing import cast, get_args
 
 import numpy as np
 import pyarrow as pa
+from confluent_kafka import Message
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
@@ -184,16 +185,19 @@ class BatchCommitter:
         self._left_out.malformed(plan, table, rejections)
         self._left_out.failing(plan, table)
 
-    def learn_schemas(self, rejections: Rejections) -> None:
+    def learn_schemas(
+        self, rejections: Rejections, records: Sequence[Message] | None = None
+    ) -> None:
         """Look up the schemas that rejected records name, or have.
 
+        :param records: all that were decoded; None: those of a batch, which the log has
         :raises SchemasFoundError: some were found: decode the records again
         """
         named = named_schemas(sorted(rejections.unknown))
         # Of the keys and of the values.
         learnt = [foreign.look_up(named) for foreign in {*self._foreign.values()}]
         if self._framing is not None and rejections.inline:
-            learnt.append(self._framing.look_up(rejections.inline.values()))
+            learnt.append(self._framing.look_up(rejections.inline.values(), records))
         if any(learnt) or rejections.is_partial:
             raise SchemasFoundError("records name, or have, schemas that were not known")
         rejections.name_missing({of: foreign.missing for of, foreign in self._foreign.items()})
