@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 _SUGGESTED = 30
 """Known names that are listed for one that is not known."""
@@ -15,8 +15,8 @@ def count(number: int, noun: str) -> str:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean …?``, the known names in order, or nothing."""
-    names = sorted(known)
+    """Return ``; did you mean …?``, the list of known names, or nothing."""
+    names = sorted(known) if isinstance(known, Set) else list(known)
     if close := difflib.get_close_matches(name, names, n=1, cutoff=0.6):
         return f"; did you mean {close[0]}?"
     return f"; there are {listed(names, _SUGGESTED)}" if names else ""
