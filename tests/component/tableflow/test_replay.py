@@ -25,6 +25,7 @@ from memory_kafka import NoMessage, topic_of
 from memory_topic import MemoryTopic, memory_topic, read_all
 from pyiceberg.catalog.sql import SqlCatalog
 from replaced_logs import continue_table, replace_topic
+from seeds import some
 
 from topicberg.checks.topic import check_skipped
 from topicberg.cli import tableflow as command
@@ -286,7 +287,7 @@ def history_of(folder: Path, patch: pytest.MonkeyPatch, seed: int, **given: Any)
     return History(topic, rng, kind, mode)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", some(SEEDS))
 def test_replay_of_random_histories_inserts_each_record_once_and_revives_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -702,7 +703,7 @@ def killed(topic: MemoryTopic, work: Callable[[], object], seconds: float) -> bo
     return process.exitcode != 0
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("TOPICBERG_TEST_KILLS", "6"))))
+@pytest.mark.parametrize("seed", some(range(int(os.environ.get("TOPICBERG_TEST_KILLS", "6")))))
 def test_commands_and_engine_that_are_killed_insert_each_record_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
