@@ -46,7 +46,7 @@ ui: install  ## start the stack and open the asset graph (Dagster UI)
 	$(BIN)/topicberg ui
 
 test: install  ## unit, integration and end to end on a stack of their own, but for the slow ones
-	$(BIN)/python -m pytest --numprocesses $$(($(WORKERS) + 3)) --stack-workers $$(($(WORKERS) + 1)) \
+	$(BIN)/python -m pytest --numprocesses $$(($(WORKERS) + 2)) --stack-workers $$(($(WORKERS) + 1)) \
 	  --no-loadscope-reorder --durations 20 $(ARGS)
 
 test-all: install  ## every test, also those that take minutes each
