@@ -216,7 +216,7 @@ def dead_letters(topic: Topic) -> int:
     target = dead_letter_spec(topic.spec).name
     ranges = {p: (0, end) for p, end in kafka.end_offsets(topic.endpoints, target).items()}
     read = messages(topic.endpoints, target, ranges)
-    return sum((each.key() or b"").startswith(f"{topic.name}-".encode()) for each in read)
+    return sum((each.key() or b"").startswith(f"{topic.spec.name}-".encode()) for each in read)
 
 
 @pytest.mark.timeout(3600)
