@@ -31,7 +31,7 @@ ELSEWHERE = {
     "dagster dev": "serves until it is ended: tests/e2e/test_demo.py",
     "dagster-webserver": "serves until it is ended: tests/integration/test_aws.py",
     "dagster instance": "a block of docs/checks.md, and tests/integration/test_production.py",
-    "make": "targets: CI runs `make check` and `make test`, tests/e2e/test_demo.py the demo",
+    "make": "targets: CI runs those of `make check`, and `make test`; test_demo.py the demo",
     "pytest": "is running",
     "python": "benchmarks",
     "git": "how the project came here",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from topicberg.settings import settings
-from topicberg.wording import count, listed
+from topicberg.wording import count, listed, suggestion
 
 ROOT = settings().project_root
 FOLDERS = ("assets", "platform/topicberg/checks", "platform/topicberg/topics", "resources")
@@ -24,6 +24,12 @@ def test_listed_says_how_many_names_it_leaves_out() -> None:
     names = ["a", "b", "c"]
     assert [listed(names, most) for most in (3, 2)] == ["a, b, c", "a, b and 1 more"]
     assert listed([], 2) == ""
+
+
+def test_names_of_a_set_are_suggested_in_order_others_in_theirs() -> None:
+    names = ["zeta", "alpha", "mid"]
+    assert suggestion("x", names) == "; there are zeta, alpha, mid"
+    assert suggestion("x", set(names)) == "; there are alpha, mid, zeta"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
