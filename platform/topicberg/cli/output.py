@@ -82,18 +82,18 @@ def report_waiting(waiting: Iterable[WaitingChange], unknown: Iterable[str]) -> 
 def confirm(question: str, *, yes: bool) -> None:
     """Ask before what cannot be undone, unless the user has agreed; no ends the command.
 
-    Raise TopicbergError if there is no answer to read.
+    :raises TopicbergError: the input, which is not a terminal, ends before an answer
     """
-    if yes:
-        return
     try:
-        typer.confirm(question, abort=True)
-    except typer.Abort:  # also Ctrl-C
+        has_agreed = yes or typer.confirm(question)
+    except typer.Abort:  # at a terminal: Ctrl-C
         if sys.stdin.isatty():
             raise
         raise TopicbergError(
-            f"{question} There is no terminal to ask at", hint="agree with `--yes`"
+            f"{question} The input ended before an answer", hint="agree with `--yes`"
         ) from None
+    if not has_agreed:
+        raise typer.Abort
 
 
 def exit_if(failed: object, code: int = 1) -> None:

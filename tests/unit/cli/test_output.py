@@ -56,11 +56,12 @@ def test_confirmation_that_is_declined_ends_the_command() -> None:
     assert "deleted" in CliRunner().invoke(app, ["--yes"]).output
     declined = CliRunner().invoke(app, input="n\n")
     assert (declined.exit_code, "deleted" in declined.output) == (1, False)
+    assert "Aborted" in declined.output
 
 
-def test_confirmation_without_a_terminal_says_how_to_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_confirmation_without_an_answer_says_how_to_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", StringIO())
     with pytest.raises(TopicbergError) as refused:
         confirm("Delete it?", yes=False)
-    assert str(refused.value).startswith("Delete it? There is no terminal")
+    assert str(refused.value).startswith("Delete it? The input ended before an answer")
     assert "--yes" in (refused.value.hint or "")
