@@ -9,13 +9,12 @@ from datetime import timedelta
 
 from pyiceberg.table import Table
 
-from topicberg.errors.retry import conflicts, retry
+from topicberg.iceberg.maintenance.conflicts import retried
 from topicberg.topics import TopicSpec
 
 AGREED = "topicberg.data-retention-ms"
 """Table property: what the spec said when the table was created, or a command agreed to later. A
 table of 1.0.0 lacks it, and is kept as its spec says."""
-ATTEMPTS = 5
 EVER = 10**12 * 3
 """Milliseconds; a longer time is not a valid timedelta."""
 
@@ -47,12 +46,11 @@ def agree(table: Table, spec: TopicSpec) -> None:
     :raises CommitConflictError: others kept committing to the table
     """
 
-    @conflicts(f"table {'.'.join(table.name())}")
     def attempt() -> None:
         with table.refresh().transaction() as transaction:
             transaction.set_properties(agreed(spec))
 
-    retry(attempt, ATTEMPTS)
+    retried(".".join(table.name()), attempt)
 
 
 def follow_longer(table: Table, spec: TopicSpec) -> None:
