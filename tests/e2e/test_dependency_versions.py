@@ -25,8 +25,8 @@ TESTS = ("hypothesis", "pip", "pytest", "pytest-timeout", "pytest-xdist", "webso
 UNITS = ("dagster", "alerts", "jobs", "checks", "formats/test_protobuf_format.py", "kafka", "query")
 COMPONENTS = ("dagster", "alerts")
 """Tests of what depends on the versions of libraries, in ``tests/unit`` and ``tests/component``."""
-OF_A_CLONE = "tests/component/dagster/test_documents.py::test_folder_of_the_site_is_that_of_the"
-"""Which a ``--deselect`` takes for the beginning of a name."""
+DOCUMENTS = "tests/component/dagster/test_documents.py"
+OF_A_CLONE = f"{DOCUMENTS}::test_folder_of_the_site_is_that_of_the_clone"
 IMPORTS = """
 import importlib, pkgutil, sys
 import topicberg, topicberg_deploy, topicberg_local

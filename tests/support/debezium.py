@@ -37,6 +37,15 @@ def folding_waits(
     patch.setattr(old_values, "CERTAIN_MS", certain_ms)
 
 
+def struct(**fields: Any) -> dict[str, Any]:
+    """Return a schema of Kafka Connect; ``fields``: names of types, or schemas."""
+    own = [
+        {**({"type": kind} if isinstance(kind, str) else kind), "field": name, "optional": True}
+        for name, kind in fields.items()
+    ]
+    return {"type": "struct", "fields": own, "optional": False}
+
+
 @dataclass(frozen=True)
 class Captured:
     """A record as it was in Kafka."""

@@ -7,26 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from debezium import UNAVAILABLE
+from debezium import UNAVAILABLE, struct
 from memory_topic import MemoryTopic, memory_topic, read_all
 
 from topicberg.tableflow.values.commit import committed
 
 
-def fields(**kinds: str) -> list[dict[str, Any]]:
-    return [{"field": name, "type": kind, "optional": True} for name, kind in kinds.items()]
-
-
 def send(topic: MemoryTopic, op: str, lsn: int, key: str, row: dict[str, Any] | None) -> None:
     """Send a change whose row has texts, as a JsonConverter with schemas writes it."""
-    kinds = dict.fromkeys(row or {key: ""}, "string")
-    after = {"field": "after", "type": "struct", "optional": True, "fields": fields(**kinds)}
-    source = {"field": "source", "type": "struct", "fields": fields(lsn="int64")}
-    schema = {"type": "struct", "fields": [*fields(op="string"), after, source]}
-    own_key = {
-        "schema": {"type": "struct", "fields": fields(**{key: "string"})},
-        "payload": {key: "seven"},
-    }
+    after = struct(**dict.fromkeys(row or {key: ""}, "string"))
+    schema = struct(op="string", after=after, source=struct(lsn="int64"))
+    own_key = {"schema": struct(**{key: "string"}), "payload": {key: "seven"}}
     value = {"schema": schema, "payload": {"op": op, "after": row, "source": {"lsn": lsn}}}
     topic.produce(0, json.dumps(own_key).encode(), json.dumps(value).encode())
 

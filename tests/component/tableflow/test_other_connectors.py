@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from debezium import struct
 from memory_topic import MemoryTopic, memory_topic
 from test_folding import rows_of
 
@@ -20,16 +21,6 @@ SPEC: dict[str, Any] = {
     "tableflow": {"error_handling": {"mode": "SKIP"}},
 }
 NANOS = 1_745_527_444_910_044_000
-
-
-def struct(**fields: Any) -> dict[str, Any]:
-    """Return a schema of Kafka Connect; ``fields``: names of types, or schemas."""
-    own = [
-        {**({"type": kind} if isinstance(kind, str) else kind), "field": name, "optional": True}
-        for name, kind in fields.items()
-    ]
-    return {"type": "struct", "fields": own, "optional": False}
-
 
 KEY = struct(id="int64")
 ROW = struct(id="int64", v="string")

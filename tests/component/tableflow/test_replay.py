@@ -20,6 +20,7 @@ import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka.schema_registry import Schema
 from confluent_kafka.schema_registry.error import SchemaRegistryError
+from debezium import struct
 from kafka_topics import encode
 from memory_kafka import NoMessage, topic_of
 from memory_topic import MemoryTopic, memory_topic, read_all
@@ -604,12 +605,9 @@ def test_records_with_their_own_schemas_are_replayed_from_dead_letters(
         write_mode="append",
         tableflow={"error_handling": {"mode": "LOG"}},
     )
-    row = [{"field": "n", "type": "int32", "optional": True}]
-    for number, more in enumerate([[], [{"field": "more", "type": "int32", "optional": True}]]):
-        after = {"field": "after", "type": "struct", "optional": True, "fields": row + more}
-        source = {"field": "source", "type": "struct", "optional": False, "fields": row}
-        own = [{**after, "field": "before"}, after, source, {"field": "op", "type": "string"}]
-        schema = {"type": "struct", "fields": own, "optional": False, "name": "x.Envelope"}
+    row = struct(n="int32")
+    for number, after in enumerate([row, struct(n="int32", more="int32")]):
+        schema = struct(before=after, after=after, source=row, op="string")
         value = {"before": None, "after": {"n": number}, "source": {"n": number}, "op": "c"}
         topic.produce(0, b"k", json.dumps({"schema": schema, "payload": value}).encode())
     register = topic.registry.register_schema
