@@ -29,6 +29,7 @@ from topicberg.formats.framing import wire_prefix
 from topicberg.kafka.offsets import PartitionOffset, Ranges
 from topicberg.kafka.records import DamagedRecordsError
 from topicberg.tableflow.batch import sizing
+from topicberg.tableflow.decode import processes as decoding
 from topicberg.tableflow.decode import reading
 from topicberg.tableflow.decode.plan import ReadPlan
 from topicberg.tableflow.decode.processes import ProcessEndedError, Processes
@@ -292,6 +293,27 @@ def test_abandoned_batch_ends_its_process(processes: Processes) -> None:
     with pytest.raises(TopicbergError, match="abandoned"):
         ingest(processes, Call(time.sleep, 600), check)
     assert before - children(), "the process sleeps on"
+
+
+@pytest.mark.parametrize("size", [1, 4 * MEGABYTE], ids=["waits", "sends"])
+def test_process_that_a_signal_stops_is_replaced(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """It is no sign of a bad record: none of the batch is searched for."""
+    with pytest.raises(AttributeError):
+        ingest(processes, 7)
+    monkeypatch.setattr(decoding, "STILL_SECONDS", 1.0)
+    children = psutil.Process().children()
+    before = [one for one in children if "decoding_process" in " ".join(one.cmdline())]
+    for one in before:
+        one.suspend()
+    with pytest.raises(TopicbergError, match="that decodes the records stood still") as failed:
+        ingest(processes, b"7" * size)
+    assert not isinstance(failed.value, ExhaustedError)
+    assert not all(one.is_running() for one in before)
+    monkeypatch.undo()
+    with pytest.raises(AttributeError, match="'int' object has no attribute 'target'"):
+        ingest(processes, 7)
 
 
 def test_engine_with_very_many_connections_has_processes() -> None:

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ from multiprocessing.connection import wait
 from typing import Any, cast
 
 import numpy as np
+import psutil
 import pyarrow as pa
 
 from topicberg.errors import TopicbergError
@@ -33,6 +35,9 @@ from topicberg.tableflow.values.memory import ExhaustedError, lacking_memory
 
 _LOOK_SECONDS = 0.2
 """How often a batch that runs checks whether it is abandoned."""
+STILL_SECONDS = 60.0
+"""One that works or waits for Kafka uses some of a processor in this time, also on a busy machine;
+one that does not was stopped by a signal, or hangs."""
 
 
 class ProcessEndedError(ExhaustedError):
@@ -116,17 +121,38 @@ class _Process:
             self._process = subprocess.Popen(command, pass_fds=[number], stdin=subprocess.DEVNULL)
 
     def run(self, task: bytes, check: Callable[[], None]) -> Any:
-        """:raises ProcessEndedError: the process ended"""
+        """:raises ProcessEndedError: the process ended
+        :raises TopicbergError: it stands still; who uses it has to end it
+        """
+        self._channel.settimeout(STILL_SECONDS)
         try:
             _send(self._channel, [task])
+            used, since = self._used(), time.monotonic()
             while not wait([self._channel], _LOOK_SECONDS):
                 check()
+                if (now := self._used()) != used:
+                    used, since = now, time.monotonic()
+                elif time.monotonic() - since > STILL_SECONDS:
+                    raise TimeoutError
             first, *others = _receive(self._channel)
+        except TimeoutError:
+            raise TopicbergError(
+                f"the process {self._process.pid} that decodes the records stood still for "
+                f"{STILL_SECONDS:.0f} s, so it was ended",
+                hint="see whether a signal stops the processes of the engine; it tries again",
+            ) from None
         except (EOFError, OSError) as error:
             code = self._process.wait()
             how = f"by signal {-code}" if code < 0 else f"with exit status {code}"
             raise ProcessEndedError(f"the process that decodes the records ended {how}") from error
         return pickle.loads(first, buffers=others)  # noqa: S301  from our own process
+
+    def _used(self) -> float:
+        """Return the seconds of a processor that it has used."""
+        with suppress(psutil.Error):  # it ended, which its channel says
+            times = psutil.Process(self._process.pid).cpu_times()
+            return times.user + times.system
+        return 0.0
 
     def end(self) -> None:
         self._channel.close()
