@@ -22,7 +22,8 @@ from topicberg.transforms.derivation import AT_ONCE, Derivation, Source
 from topicberg.transforms.windows import Window
 
 OUTSIDE = "topicberg-outside-of-the-window"
-REFUSED = re.compile(rf"{OUTSIDE} (\S+) <([^>]*)>")
+REFUSED = re.compile(rf"{OUTSIDE} (\S+) <(null|[-+\d][-+\d:. ]*)>")
+"""In an error: any other one may quote the plan, which has the marker, but no time."""
 
 
 def refusing(computed: DataFrame, time: str, kind: DataType, window: Window) -> DataFrame:

@@ -223,6 +223,13 @@ def test_misplaced_row_names_what_was_found_expected_and_needed(
     assert hint in (error.hint or "")
 
 
+def test_plan_that_another_error_quotes_has_no_misplaced_row() -> None:
+    """As Spark 4.1 answers when the table of a source is dropped meanwhile."""
+    window = Window(START, START + HOUR)
+    plan = f"concat({OUTSIDE} {window} <, coalesce(cast('at as string), null), >)"
+    assert REFUSED.search(f"[TABLE_OR_VIEW_NOT_FOUND] `lake`.`orders`; 'Project [{plan}]") is None
+
+
 def test_misplaced_row_of_one_source_names_what_that_source_needs() -> None:
     unused: Any = None
     orders, refunds = Source(("shop", "o"), "at"), Source(("shop", "r"), "at", lookahead=5 * HOUR)
