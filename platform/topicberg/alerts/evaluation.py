@@ -55,7 +55,7 @@ def evaluate(
         *_stale(seen, ui),
         *runs,
         *_queue(seen, ui),
-        *_frozen(seen, ui),
+        *_stuck(seen, ui),
         *_automations(seen, ui),
         *_hanging(counted, seen, ui),
         *_silent(counted, seen, ui),
@@ -249,18 +249,26 @@ def _queue(seen: Observation, ui: str) -> Iterator[Alert]:
     )
 
 
-def _frozen(seen: Observation, ui: str) -> Iterator[Alert]:
-    """Runs whose process is stopped: they hold their slots, and Dagster takes them for running."""
-    for run in (run for run in seen.active if run.frozen is not None):
+def _stuck(seen: Observation, ui: str) -> Iterator[Alert]:
+    """Runs whose process is stopped, or hangs before it begins them: they hold their slots, and
+    Dagster takes them for running."""
+    for run in seen.active:
+        if (pid := run.frozen or run.loading) is None:
+            continue
+        name, title, why = "frozen", "is frozen", "is stopped by a signal (SIGSTOP)"
+        fix = f"let it continue: `kill -CONT {pid}`; or"
+        if not run.frozen:
+            name, title = "loading", "does not begin"
+            why = "has been loading the code of the project for minutes"
+            fix = "see what an import of the project waits for, correct it, and"
         yield Alert(
-            key=f"frozen {run.id[:8]}",
-            title=f"a run of {run.kind} is frozen",
-            what=f"the process {run.frozen} of a run of {run.kind} is stopped by a signal "
-            f"(SIGSTOP); runs that wait for its slots do not start",
+            key=f"{name} {run.id[:8]}",
+            title=f"a run of {run.kind} {title}",
+            what=f"the process {pid} of a run of {run.kind} {why}; runs that wait for its slots do "
+            "not start",
             since=seen.at,
             link=f"{ui}/runs/{run.id}",
-            remediation=f"let it continue: `kill -CONT {run.frozen}`; or end it, `kill -9 "
-            f"{run.frozen}`, after which Dagster starts the run again",
+            remediation=f"{fix} end it, `kill -9 {pid}`, after which Dagster starts the run again",
             assets=run.assets,
         )
 

@@ -103,6 +103,7 @@ class ActiveRun:
     since: datetime
     assets: tuple[str, ...] = ()  # Those that it is to materialize, if its request names them.
     frozen: int | None = None  # The id of its process that is stopped (SIGSTOP).
+    loading: int | None = None  # The id of its process that has long not begun the run.
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ An instance may have several code locations. One is named as Dagster labels its 
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
@@ -17,6 +18,7 @@ import psutil
 _LABEL = ".dagster/repository"  # Tag of every run that the daemon launches.
 PROCESS = ".dagster/process"
 """Hidden tag of a run: its process and the process's start, because a pid may be used again."""
+BEGIN_SECONDS = 180.0  # In which the process of a run has loaded the code of the project.
 
 
 def location_of_run(run: dg.DagsterRun) -> str | None:
@@ -108,6 +110,16 @@ def named_process(instance: dg.DagsterInstance, run: dg.DagsterRun) -> tuple[int
         pid = event.engine_event_data.metadata.get("pid") if event else None
         if isinstance(pid, dg.TextMetadataValue) and pid.text:
             return int(pid.text), record.timestamp
+    return None
+
+
+def loading_process(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int | None:
+    """Return the id of a run's process that has long been there, and has not begun the run."""
+    starting = run.status == dg.DagsterRunStatus.STARTING
+    process = process_of(instance, run) if starting else None
+    with suppress(psutil.Error):
+        if process and time.time() - process.create_time() > BEGIN_SECONDS:
+            return int(process.pid)
     return None
 
 

@@ -396,28 +396,47 @@ def test_queued_runs_that_do_not_start_are_a_fault(
     assert desk.tick() == [("resolved", "queue")]
 
 
-def test_run_that_is_stopped_by_a_signal_is_a_fault(desk: Desk) -> None:
+@pytest.fixture
+def sleeping() -> Iterator[psutil.Popen]:
     process = psutil.Popen(["sleep", "60"])
-    try:
-        began = psutil.Process(process.pid).create_time()
-        run = desk.instance.create_run_for_job(
-            DEFS.resolve_job_def("shop"),
-            status=dg.DagsterRunStatus.STARTED,
-            tags={PROCESS: f"{process.pid}:{began}"},
-            remote_job_origin=RemoteJobOrigin(ORIGIN, "shop"),
-        )
-        key = f"frozen {run.run_id[:8]}"
-        assert desk.tick() == []
-        process.suspend()
-        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, 10)
-        assert desk.tick() == [("firing", key)]
-        assert f"`kill -CONT {process.pid}`" in (desk.notices()[-1].alert.remediation or "")
-        process.resume()
-        wait_until(lambda: process.status() != psutil.STATUS_STOPPED, 10)
-        assert desk.tick() == [("resolved", key)]
-    finally:
-        process.kill()
-        process.wait()
+    yield process
+    process.kill()
+    process.wait()
+
+
+def run_of(desk: Desk, process: psutil.Popen, status: dg.DagsterRunStatus) -> dg.DagsterRun:
+    began = psutil.Process(process.pid).create_time()
+    return desk.instance.create_run_for_job(
+        DEFS.resolve_job_def("shop"),
+        status=status,
+        tags={PROCESS: f"{process.pid}:{began}"},
+        remote_job_origin=RemoteJobOrigin(ORIGIN, "shop"),
+    )
+
+
+def test_run_that_is_stopped_by_a_signal_is_a_fault(desk: Desk, sleeping: psutil.Popen) -> None:
+    key = f"frozen {run_of(desk, sleeping, dg.DagsterRunStatus.STARTED).run_id[:8]}"
+    assert desk.tick() == []
+    sleeping.suspend()
+    wait_until(lambda: sleeping.status() == psutil.STATUS_STOPPED, 10)
+    assert desk.tick() == [("firing", key)]
+    assert f"`kill -CONT {sleeping.pid}`" in (desk.notices()[-1].alert.remediation or "")
+    sleeping.resume()
+    wait_until(lambda: sleeping.status() != psutil.STATUS_STOPPED, 10)
+    assert desk.tick() == [("resolved", key)]
+
+
+def test_run_whose_code_never_loads_is_a_fault(
+    desk: Desk, sleeping: psutil.Popen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(desk, sleeping, dg.DagsterRunStatus.STARTING)
+    assert desk.tick() == []
+    monkeypatch.setattr("topicberg.dagster.runs.BEGIN_SECONDS", 0.0)
+    key = f"loading {run.run_id[:8]}"
+    assert desk.tick() == [("firing", key)]
+    assert f"the process {sleeping.pid} of a run of shop" in desk.notices()[-1].text
+    desk.instance.report_run_failed(run)
+    assert ("resolved", key) in desk.tick()
 
 
 def test_failing_sensor_is_a_fault_while_it_exists(desk: Desk) -> None:

@@ -13,6 +13,7 @@ from topicberg.alerts.alert import AlertState
 from topicberg.dagster.runs import (
     assets_of_run,
     frozen_process,
+    loading_process,
     location_of_automation,
     location_of_run,
     location_tags,
@@ -129,6 +130,7 @@ def active_runs(instance: dg.DagsterInstance) -> Iterator[observation.ActiveRun]
             since=datetime.fromtimestamp(began, UTC) if began else record.create_timestamp,
             assets=tuple(sorted(key.to_user_string() for key in run.asset_selection or ())),
             frozen=frozen_process(instance, run),
+            loading=loading_process(instance, run),
         )
 
 
