@@ -129,7 +129,7 @@ def spec_files(config: Settings, *more: Path) -> Files:
             entries += listing
     files = []
     for entry in entries:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             stat = entry.stat()
             files.append((os.fspath(entry), stat.st_mtime_ns, stat.st_size, stat.st_ino))
     return tuple(sorted(files))

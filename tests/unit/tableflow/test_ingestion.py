@@ -324,7 +324,7 @@ def test_topic_that_failed_while_a_service_was_away_has_time_to_commit_again(
     report.note_failure(TopicbergError("odd"), suspended=False, began_ms=5_000)
     report.miss(missing, None)
     found = written(report)
-    assert (found.phase, found.error_message, found.missing) == ("FAILED", "odd", "s3")
+    assert (found.phase, found.error_message, found.missing) == ("FAILED", missing.message, "s3")
     report.miss(None, None)
     found = written(report)
     assert (found.phase, found.error_message, found.missing) == ("PENDING", "odd", None)

@@ -6,20 +6,23 @@ import json
 import socket
 import threading
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from clocks import Clock
 from pydantic import SecretStr
 
+from topicberg.checks.topic import check_engine
 from topicberg.endpoints import Endpoints, SnowflakeEndpoint, runtime_file
 from topicberg.errors import TopicbergError, UnreachableError
 from topicberg.kafka.group import GroupMember
 from topicberg.logins.kafka import KafkaLogin
 from topicberg.settings import Settings
-from topicberg.tableflow.service import maintenance_scheduler, service
+from topicberg.tableflow.service import maintenance_scheduler, service, status
 from topicberg.tableflow.service.ingestion import Ingestion
 from topicberg.tableflow.service.status import PENDING_SECONDS, Unavailable, read_status
 from topicberg.topics import TopicSpec, load_topic
@@ -106,6 +109,28 @@ def test_engine_that_has_no_topics_yet_says_what_does_not_answer(
     assert statuses(config, specs) == [("FAILED", "Kafka does not answer")] * 2
     share.pool.miss(None, None)
     assert statuses(config, specs) == [("PENDING", None)] * 2
+
+
+def test_file_of_a_topic_that_cannot_be_read_or_removed_stops_no_other(
+    topics: tuple[Settings, dict[str, TopicSpec]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, specs = topics
+    first = min(specs)
+    place = status.status_file(config, first)
+    place.mkdir(parents=True)  # a file of another user cannot be read either
+    message = read_status(config, first).error_message or ""
+    assert f"{place} cannot be read: Is a directory\n  → remove it" in message
+    assert not check_engine(specs[first], read_status(config, first), datetime.now(UTC)).passed
+    assert status.reported_snapshot(config, first) is None
+    share = service._Share(endpoints("key"), config)
+    share.member._set(frozenset(range(100)))
+    monkeypatch.setattr(share.pool.queue, "put", Mock(side_effect=[OSError, None]))
+    share.converge(specs)
+    monkeypatch.undo()
+    share.converge(specs)
+    assert share.pool.queue.topics.keys() == specs.keys(), "it is tried again"
+    share.converge({})
+    assert not share.pool.queue.topics
 
 
 def test_engine_that_has_no_topics_for_long_has_failed(

@@ -332,6 +332,12 @@ def test_an_awaited_topic_commits_once_by_the_engine_that_has_it(config: Setting
     assert control.awaited(config, {"views"}) == []
 
 
+def test_awaited_topic_whose_file_is_none_keeps_no_other_from_its_commit(config: Settings) -> None:
+    (config.state_dir / "tableflow/awaited/a.json").mkdir(parents=True)
+    control.commit_soon(config, "orders")
+    assert control.awaited(config, ["a", "orders"]) == ["orders"]
+
+
 def test_a_topic_is_not_its_own_dead_letter_topic(config: Settings) -> None:
     for name, target in (("orders", "orders"), ("error_log", None)):
         options = {"error_handling": {"mode": "LOG", "target": target}}

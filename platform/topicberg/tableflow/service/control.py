@@ -114,8 +114,8 @@ def commit_soon(config: Settings, topic: str) -> None:
 def awaited(config: Settings, topics: Container[str]) -> list[str]:
     """Return those of an engine's topics that are to commit soon, once."""
     names = list[str]()
-    with suppress(OSError):  # the interval applies
-        for path in (config.state_dir / _AWAITED).glob("[!.]*.json"):
+    for path in (config.state_dir / _AWAITED).glob("[!.]*.json"):
+        with suppress(OSError):  # the interval applies
             if path.stem in topics:
                 path.unlink(missing_ok=True)
                 names.append(path.stem)

@@ -13,8 +13,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 
 from topicberg.endpoints import Endpoints, load_endpoints
@@ -70,6 +70,15 @@ def _in_background(name: str, work: Callable[..., None], *arguments: object) -> 
     threading.Thread(target=work, args=arguments, name=name, daemon=True).start()
 
 
+@contextmanager
+def _separately(topic: str) -> Iterator[None]:
+    """Log what fails for a topic, which must not stop the others; it is tried again."""
+    try:
+        yield
+    except Exception:
+        logger.exception("topic %s: unexpected failure; trying again", topic)
+
+
 class _Share:
     """The topics that this engine has; other engines of its group have the others."""
 
@@ -104,12 +113,13 @@ class _Share:
         topics, holds = self.pool.queue.topics, self.member.holds
         self.pool.give_up([n for n in topics if n in specs and not holds(n)], STOP_SECONDS)
         for name in topics.keys() - specs.keys():
-            logger.info("topic %s: disabled", name)
-            self.pool.remove(name, STOP_SECONDS)
-            status.remove_status(self._config, name)
+            with _separately(name):
+                logger.info("topic %s: disabled", name)
+                self.pool.remove(name, STOP_SECONDS)
+                status.remove_status(self._config, name)
         for name, spec in specs.items():
             if name not in topics or (spec is not topics[name].spec and spec != topics[name].spec):
-                with self.member.lock:
+                with self.member.lock, _separately(name):
                     if holds(name):
                         logger.info("topic %s: enabled", name)
                         self.pool.add(spec)
@@ -140,9 +150,8 @@ class _Share:
 def _usable(
     requested: control.Requested, known: Mapping[str, TopicSpec]
 ) -> tuple[Mapping[str, TopicSpec], dict[str, str]]:
-    """Return the topics to materialize, and the errors of those whose spec is invalid.
-
-    An invalid spec stops neither its own topic nor any other.
+    """Return the topics to materialize, and the errors of those whose spec is invalid, which stops
+    neither its own topic nor any other.
 
     :param known: the topics that are ingested now
     """
@@ -187,8 +196,7 @@ def serve(
     if (endpoints := _wait_for_endpoints(config, stopping)) is None:
         return False
     share = _Share(endpoints, config)
-    pool = share.pool
-    engine = Engine(config, pool)
+    pool, engine = share.pool, Engine(config, share.pool)
     if metrics_port is not None:  # an engine that cannot listen must not take topics from others
         metrics.serve_metrics(
             metrics_port,
@@ -212,8 +220,7 @@ def serve(
         logger.error("nothing is watched: %s", error)
     if config.deployment == "cloud":
         _in_background("tableflow-logins", _watch_logins, endpoints, config, are_replaced)
-    requested = control.Requested(config)
-    complaints: dict[str, str] = {}
+    requested, complaints = control.Requested(config), dict[str, str]()
     while not (stopping.is_set() or are_replaced.is_set()):
         engine.looped_at = time.monotonic()
         known = {name: topic.spec for name, topic in pool.queue.topics.items()}
@@ -233,9 +240,7 @@ def serve(
                 break
         share.changed.clear()
     if are_replaced.is_set():
-        logger.info(
-            "keys of the deployment were replaced; the engine starts again with the new ones"
-        )
+        logger.info("keys of the deployment were replaced: the engine starts again with them")
     ended.set()
     share.stop()
     return are_replaced.is_set() and not stopping.is_set()

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from topicberg.errors import TopicbergError
 from topicberg.files import replace_file, topic_file
 from topicberg.kafka.offsets import Offsets
 from topicberg.settings import Settings
@@ -128,19 +129,18 @@ class TopicStatus(BaseModel):
         return "PAUSED" if self.paused else "SUSPENDED" if self.suspended else self.phase
 
     def without(self, service: Unavailable) -> TopicStatus:
-        """Return what the status is while a service does not answer: no commit succeeds.
-
-        A turn that waits for it reports nothing, for minutes. What one reported stays.
-        """
+        """Return what the status is while a service does not answer: nothing is committed. A turn
+        that waits for it reports nothing, for minutes; an earlier report may be of another one."""
         if self.suspended or self.paused:
             return self
-        changes = {
-            "phase": "FAILED",
-            "error_message": self.error_message or service.message,
-            "failing_since_ms": self.failing_since_ms or service.since_ms,
-            "missing": service.service,
-        }
-        return self.model_copy(update=changes)
+        return self.model_copy(
+            update={
+                "phase": "FAILED",
+                "error_message": (not service.service and self.error_message) or service.message,
+                "failing_since_ms": self.failing_since_ms or service.since_ms,
+                "missing": service.service,
+            }
+        )
 
     def failing(
         self, error: Exception, since_ms: int | None = None, *, suspended: bool = False
@@ -153,14 +153,15 @@ class TopicStatus(BaseModel):
         now_ms = int(time.time() * 1000)
         since_ms = self.failing_since_ms or since_ms or now_ms
         has_failed = suspended or now_ms - since_ms >= PENDING_SECONDS * 1000
-        changes = {
-            "phase": "FAILED" if has_failed else "PENDING",
-            "suspended": suspended,
-            "error_message": str(error),
-            "failing_since_ms": since_ms,
-            "activity": None,
-        }
-        return self.model_copy(update=changes)
+        return self.model_copy(
+            update={
+                "phase": "FAILED" if has_failed else "PENDING",
+                "suspended": suspended,
+                "error_message": str(error),
+                "failing_since_ms": since_ms,
+                "activity": None,
+            }
+        )
 
     def given_up(self) -> TopicStatus:
         """Return what stays true when the engine gives up the topic."""
@@ -181,12 +182,17 @@ def write_status(config: Settings, status: TopicStatus) -> None:
 
 
 def read_status(config: Settings, topic: str) -> TopicStatus:
-    """Return the last status that an engine wrote, or PENDING if there is none; a pause is shown
-    also if no engine runs."""
+    """Return the last status that an engine wrote, or PENDING if there is none, or FAILED if it
+    cannot be read; a pause is shown also if no engine runs."""
+    path = status_file(config, topic)
     try:
-        status = TopicStatus.model_validate_json(status_file(config, topic).read_bytes())
+        status = TopicStatus.model_validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):
         status = TopicStatus(topic=topic)
+    except OSError as error:  # the engine goes on, and may not be able to write it either
+        hint = "remove it; run the commands and the engine as the same user"
+        problem = TopicbergError(f"{path} cannot be read: {error.strerror}", hint=hint)
+        status = TopicStatus(topic=topic, phase="FAILED", error_message=str(problem))
     status.paused = paused_by(config, topic, status.paused)
     return status
 
@@ -194,11 +200,10 @@ def read_status(config: Settings, topic: str) -> TopicStatus:
 def reported_snapshot(config: Settings, topic: str) -> int | None:
     """Return the snapshot in the last status, if any; a file that did not change is not read."""
     path = _status_path(config.state_dir, topic)
-    try:
+    with suppress(OSError):
         state = path.stat()
-    except FileNotFoundError:
-        return None
-    return _snapshot(path, state.st_ino, state.st_mtime_ns)
+        return _snapshot(path, state.st_ino, state.st_mtime_ns)
+    return None
 
 
 @lru_cache(maxsize=FLEET)
@@ -209,10 +214,9 @@ def _status_path(state_dir: Path, topic: str) -> Path:
 @lru_cache(maxsize=FLEET)
 def _snapshot(path: Path, _inode: int, _changed: int) -> int | None:
     """Return the snapshot in a status; each status is a new file."""
-    try:
+    with suppress(ValidationError):
         return TopicStatus.model_validate_json(path.read_bytes()).snapshot_id
-    except (FileNotFoundError, ValidationError):
-        return None
+    return None
 
 
 def note_observation(config: Settings) -> None:
@@ -232,10 +236,8 @@ def observed_at(config: Settings) -> float | None:
 
 
 def give_up_status(config: Settings, status: TopicStatus) -> None:
-    """Write that the engine of this status does not have the topic any more.
-
-    Another engine may have written its own status already, which then stays.
-    """
+    """Write that the engine of this status does not have the topic any more, unless another engine
+    has written its own status already."""
     with suppress(OSError):  # the disk may be full
         if read_status(config, status.topic).engine == status.engine:
             write_status(config, status.given_up())
