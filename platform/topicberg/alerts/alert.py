@@ -10,6 +10,7 @@ import getpass
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
@@ -172,12 +173,14 @@ class AlertState(BaseModel):
 
     @staticmethod
     def parse(text: str | None) -> AlertState:
-        return AlertState.model_validate_json(text) if text else AlertState()
+        """Return a stored state; of one that is damaged or of another version, nothing is known."""
+        with suppress(ValidationError):
+            return AlertState.model_validate_json(text or "{}")
+        return AlertState()
 
     def acknowledgement_of(self, key: str, decisions: Decisions) -> Acknowledgement | None:
         """Return the acknowledgement of a fault, also if expired; not that of an earlier one."""
-        given = decisions.acknowledged.get(key)
-        sent_at = self.sent_at.get(key)
+        given, sent_at = decisions.acknowledged.get(key), self.sent_at.get(key)
         return given if given and (sent_at is None or given.at >= sent_at) else None
 
 
@@ -234,12 +237,8 @@ def after(
             known.pop(key, None)
         if notice.state == "firing":
             alerts[key], sent_at[key] = notice.alert, notice.at
-    update = {
-        "alerts": alerts,
-        "unsent": {key: alert for key, alert in now.items() if key not in alerts},
-        "sent_at": sent_at,
-        "acknowledged": acknowledged,
-    }
+    unsent = {key: alert for key, alert in now.items() if key not in alerts}
+    update = {"alerts": alerts, "unsent": unsent, "sent_at": sent_at, "acknowledged": acknowledged}
     return state.model_copy(update=update)
 
 
@@ -385,11 +384,7 @@ def _change(config: Settings, change: Callable[[Decisions], Decisions]) -> None:
         with FileLock(path.with_suffix(".lock")):
             known = change(read_decisions(config))
             kept = Decisions(
-                acknowledged={
-                    k: acknowledgement
-                    for k, acknowledgement in known.acknowledged.items()
-                    if acknowledgement.until > oldest
-                },
+                acknowledged={k: a for k, a in known.acknowledged.items() if a.until > oldest},
                 silences=tuple(silence for silence in known.silences if silence.until > oldest),
             )
             replace_file(path, kept.model_dump_json(indent=2))

@@ -3,11 +3,10 @@
 Addresses are secrets: whoever has one can post to it. No error and no log shows them. Text of a
 notice may quote a record, so nothing in it is interpreted: no link, no mention.
 
-No library does this: Apprise (150,000 lines) returns a bool where a delivery has to say why it
-failed, sends Slack messages without ``verbatim``, so that words of a record become links, and has
-one deduplication key per address, not per alert; dagster-slack needs a bot's token instead of a
-webhook, and dagster-pagerduty only wraps one POST. Others take the webhook's JSON, whose
-``alert.key`` and ``state`` are the deduplication key and the action.
+No library does this: Apprise (150,000 lines) does not say why a delivery failed, makes links of
+words of a record in Slack, and has one deduplication key per address, not per alert; dagster-slack
+needs a bot's token, not a webhook. Others take the webhook's JSON, whose ``alert.key`` and
+``state`` are the deduplication key and the action.
 """
 
 from __future__ import annotations
@@ -18,12 +17,14 @@ import os
 import re
 import smtplib
 import ssl
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.message import EmailMessage
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, Protocol
 
 import requests
@@ -47,9 +48,13 @@ _PAGERDUTY_SUMMARY, _PAGERDUTY_KEY, _PAGERDUTY_DETAIL = 1024, 255, 4000
 """Characters: the limits of PagerDuty's for the first two; an event may have 512 kB."""
 _URL = re.compile(r"https?://[^\s<>|]+")
 TIMEOUT_SECONDS = 10
+BEGIN_SECONDS, SENDING_SECONDS = 5, TIMEOUT_SECONDS + 1
+"""For how long notices are sent, and for how much longer the last ones are waited for: a sensor
+whose tick takes 25 seconds is reported, and Dagster ends it after 60."""
 ALERTS_FILE = "alerts.jsonl"
 KEPT = timedelta(days=1)  # How long a notice is kept for a channel that does not accept it.
 MAX_WAITING = 200
+_LATE: dict[str, list[Notice]] = {}  # By channel: those that it did not accept, after that time.
 _REFUSALS = (400, 413, 422)
 MAX_FILE_BYTES = 5_000_000  # A file of this size becomes ``alerts.jsonl.1``.
 
@@ -67,8 +72,7 @@ class ChannelFactory(Protocol):
 
     The channel gets the alerts that no route of ``TOPICBERG_ALERT_ROUTES`` takes. Its settings are
     an :class:`.EnvironmentSettings` with ``concern = Concern.ALERTS`` in a module that an entry
-    point of ``topicberg.settings`` names: ``topicberg settings`` lists them, and the engine of the
-    local stack gets them.
+    point of ``topicberg.settings`` names, so that the engine of the local stack gets them.
     """
 
     def __call__(self, config: Settings) -> Send | None:
@@ -103,28 +107,43 @@ def deliver(
     to: Iterable[Channel],
     decisions: Decisions = Decisions(),  # noqa: B008  immutable
 ) -> tuple[AlertState, list[str]]:
-    """Send what changed to every channel; what one does not accept is sent again next time.
+    """Send what changed to all channels at once; what one does not accept is sent again next time,
+    and so is what is left after a while: a slow channel delays neither others nor the caller.
 
     :returns: the state afterwards, and why channels did not accept something
     """
-    moment = datetime.now(UTC)
+    moment, until = datetime.now(UTC), time.monotonic() + BEGIN_SECONDS
     fresh = changes(state, now, decisions, moment)
-    problems: list[str] = []
-    undelivered: list[tuple[str, Notice]] = []
+    problems, sending = list[str](), list[tuple[Thread, list[Notice]]]()
     for channel in to:
         waiting = [notice for name, notice in state.undelivered if name == channel.name]
-        notices = [notice for notice in (*waiting, *fresh) if channel.wants(notice.alert)]
-        for index, notice in enumerate(notices):
-            try:
-                send_by(channel, notice)
-            except TopicbergError as error:
-                problems.append(str(error))
-                if not isinstance(error, RefusedNoticeError):  # the channel is down
-                    unsent = (notice for notice in notices[index:] if moment - notice.at < KEPT)
-                    undelivered += ((channel.name, notice) for notice in unsent)
-                    break
-    state = after(state, fresh, now, decisions)
-    return state.model_copy(update={"undelivered": undelivered[-MAX_WAITING:]}), problems
+        late = _LATE.pop(channel.name, ())
+        left = [n for n in (*waiting, *late, *fresh) if channel.wants(n.alert)]
+        send = partial(_send_all, channel, left, until, problems)
+        sending.append((Thread(target=send, name=channel.name, daemon=True), left))
+        sending[-1][0].start()
+    for thread, _ in sending:
+        thread.join(max(0.0, until + SENDING_SECONDS - time.monotonic()))
+        problems += [str(_undelivered(thread.name, "no answer yet"))] if thread.is_alive() else []
+    share = MAX_WAITING // max(1, sum(bool(left) for _, left in sending))
+    kept = [(by.name, n) for by, left in sending for n in left[-share:] if moment - n.at < KEPT]
+    return after(state, fresh, now, decisions).model_copy(update={"undelivered": kept}), problems
+
+
+def _send_all(channel: Channel, left: list[Notice], until: float, problems: list[str]) -> None:
+    """Send notices, and remove them, until one is not accepted; begin none after a time."""
+    while left and time.monotonic() < until:
+        notice = left.pop(0)
+        try:
+            send_by(channel, notice)
+        except TopicbergError as error:
+            problems.append(str(error))
+            if time.monotonic() > until + TIMEOUT_SECONDS:
+                _LATE.setdefault(channel.name, []).append(notice)
+            elif not isinstance(error, RefusedNoticeError):  # the channel is down
+                # Others are next: no alert keeps them from the channel.
+                left[:] = sorted([notice, *left], key=lambda n: n.alert.key == notice.alert.key)
+                return
 
 
 def send_by(channel: Channel, notice: Notice) -> None:
@@ -144,12 +163,9 @@ def channels(config: Settings, chosen: AlertSettings) -> Iterator[Channel]:
     for name, send in (*_built_in(config, chosen, chosen), *_added(config)):
         yield Channel(name, send, chosen.least, lambda alert: routed.isdisjoint(alert.owners))
     for owner, addresses in chosen.routes.items():
-
-        def is_theirs(alert: Alert, owner: str = owner) -> bool:
-            return owner in alert.owners
-
+        takes = partial(lambda owner, alert: owner in alert.owners, owner)
         for name, send in _built_in(config, chosen, addresses, f" of {owner}"):
-            yield Channel(name, send, chosen.least, is_theirs)
+            yield Channel(name, send, chosen.least, takes)
 
 
 def _built_in(
@@ -289,9 +305,7 @@ def teams_message(notice: Notice) -> dict[str, Any]:
 
 
 def pagerduty_event(notice: Notice, routing_key: str, source: str) -> dict[str, Any]:
-    """Return an event of PagerDuty's Events API v2.
-
-    Source: PagerDuty, "Send an Alert Event".
+    """Return an event of PagerDuty's Events API v2. Source: PagerDuty, "Send an Alert Event".
 
     :param source: the deployment; two of them may have one integration key
     """
@@ -304,12 +318,8 @@ def pagerduty_event(notice: Notice, routing_key: str, source: str) -> dict[str, 
     }
     if notice.state != "firing":
         return event
-    details = {
-        "what": alert.what,
-        "fix": alert.remediation,
-        "owners": ", ".join(alert.owners),
-        "cause": alert.cause,
-    }
+    owners = ", ".join(alert.owners)
+    details = {"what": alert.what, "fix": alert.remediation, "owners": owners, "cause": alert.cause}
     return event | {
         "client": "topicberg",
         "client_url": alert.link,

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import requests
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 
 from topicberg.alerts.alert import Alert, AlertState, Outage, read_decisions
 from topicberg.alerts.channels import channels, deliver
@@ -106,9 +106,7 @@ def full_disk(folder: Path) -> str | None:
             f"`du -x -d 2 {folder.parent}` shows what takes it"
         )
     if disk.f_files and not disk.f_favail:
-        return (
-            f"its disk has no room for another file: {folder}\n  → delete files that are not needed"
-        )
+        return f"its disk has no room for another file: {folder}\n  → delete files of no use"
     return None
 
 
@@ -122,15 +120,11 @@ def how_to_restart(name: str) -> str:
 
 def restarting_fault(name: str, why: str, since: datetime, title: str = "") -> Alert:
     """Return the alert of a service of the local stack that ends again and again."""
-    return fault(
-        name,
-        why,
-        since,
+    hint = (
         f"`topicberg logs {name}` shows why it ends. If it does not, the kernel may have ended it "
-        "because memory was short (`dmesg`), its disk may be full (`df -h`), or a user ended it",
-        title,
-        "does not stay up",
+        "because memory was short (`dmesg`), its disk may be full (`df -h`), or a user ended it"
     )
+    return fault(name, why, since, hint, title, "does not stay up")
 
 
 @dataclass(frozen=True)
@@ -143,8 +137,7 @@ class _Failing:
 class ServiceWatch:
     """What does not answer, and since when; :meth:`look` asks all of them at once.
 
-    :param start_times: returns name → when its process was started, in seconds since 1970, as far
-        as that is known
+    :param start_times: returns name → when its process was started (seconds since 1970), if known
     """
 
     def __init__(
@@ -280,8 +273,8 @@ class Watcher(threading.Thread):
         decisions = read_decisions(self._config)
         state, problems = deliver(known, faults, channels(self._config, self._chosen), decisions)
         suspected = {k: fault for k, fault in self._watch.failing.items() if k not in faults}
-        state = state.model_copy(update={"suspected": suspected})
-        self._state = state  # which a full disk may not take: nothing is sent twice all the same
+        self._state = state = state.model_copy(update={"suspected": suspected})
+        # A full disk may not take it: nothing is sent twice all the same.
         for problem in {*problems} - self._complaints:
             logger.warning("%s", problem)
         self._complaints = {*problems}
@@ -307,7 +300,7 @@ def read_state(path: Path) -> AlertState:
     """Return what was sent before."""
     try:
         return AlertState.parse(path.read_text())
-    except (OSError, ValidationError, UnicodeDecodeError):
+    except (OSError, UnicodeDecodeError):
         return AlertState()
 
 
@@ -347,8 +340,7 @@ def _counted(recent: Sequence[float], now: float) -> str:
 
 def with_start(starts: Sequence[float], started: float, now: float) -> list[float]:
     """Return the first start of a process, its restarts that count, and one that was seen."""
-    known = started in starts
-    return [*starts] if known else [*starts[:1], *_recent(starts[1:], now), started]
+    return [*starts] if started in starts else [*starts[:1], *_recent(starts[1:], now), started]
 
 
 def starts_file(config: Settings) -> Path:

@@ -8,10 +8,11 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -193,22 +194,11 @@ class Desk:
         state = InstigatorState(
             RemoteInstigatorOrigin(ORIGIN, name), kind, InstigatorStatus.DECLARED_IN_CODE, cron
         )
-        if (
-            self.instance.get_instigator_state(state.instigator_origin_id, state.selector_id)
-            is None
-        ):
+        origin, now = state.instigator_origin_id, time.time()
+        if self.instance.get_instigator_state(origin, state.selector_id) is None:
             self.instance.add_instigator_state(state)
-        self.instance.create_tick(
-            TickData(
-                state.instigator_origin_id,
-                name,
-                kind,
-                status,
-                time.time(),
-                selector_id=state.selector_id,
-                **more,
-            )
-        )
+        tick = TickData(origin, name, kind, status, now, selector_id=state.selector_id, **more)
+        self.instance.create_tick(tick)
 
     def notices(self) -> list[Notice]:
         file = settings().state_dir / ALERTS_FILE
@@ -876,8 +866,9 @@ def test_channel_that_was_down_gets_the_notice_later(tmp_path: Path, hook: Hook)
     hook.status = 200
     reported, problems = deliver(reported, {"k": FAULT}, channels(config, chosen))
     assert not problems
-    assert [body.get("state", "slack") for body in hook.got] == ["firing", "slack"]
-    assert "t" in hook.got[1]["text"]
+    webhook, slack = sorted(hook.got, key=lambda body: "state" not in body)
+    assert webhook["state"] == "firing"
+    assert "t" in slack["text"]
     assert len((tmp_path / ALERTS_FILE).read_text().splitlines()) == 1
     reported, _ = deliver(reported, {"k": FAULT}, channels(config, chosen))
     assert len(hook.got) == 2
@@ -936,11 +927,58 @@ def test_channel_with_any_exception_stops_no_other(tmp_path: Path, hook: Hook) -
     assert SECRET not in problem
 
 
+def test_slow_channels_get_each_notice_once_and_delay_neither_the_file_nor_the_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster ends a tick after a minute, and the next one would send the same again."""
+    monkeypatch.setattr(import_module("topicberg.alerts.channels"), "BEGIN_SECONDS", 0.5)
+    faults = {key: FAULT.model_copy(update={"key": key}) for key in "abcde"}
+    got, state, ticks = list[tuple[str, str]](), AlertState(), 0
+
+    def send(name: str, notice: Notice) -> None:
+        time.sleep(0.3)
+        got.append((name, notice.alert.key))
+
+    while not ticks or state.undelivered:
+        began, ticks = time.monotonic(), ticks + 1
+        slow = [Channel(name, partial(send, name)) for name in ("x", "y")]
+        ways = [*channels(Settings(state_dir=tmp_path), AlertSettings()), *slow]
+        state, _ = deliver(state, faults, ways)
+        assert time.monotonic() - began < 1.4, "five take 1.5 s"
+        assert len((tmp_path / ALERTS_FILE).read_text().splitlines()) == 5
+    assert sorted(got) == [(name, key) for name in ("x", "y") for key in faults]
+    assert ticks > 1
+
+
+def test_channel_that_hangs_is_sent_a_notice_again_once_it_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = import_module("topicberg.alerts.channels")
+    for name in ("TIMEOUT_SECONDS", "BEGIN_SECONDS", "SENDING_SECONDS"):
+        monkeypatch.setattr(module, name, 0.1)
+    hang, answers = Mock(side_effect=[ValueError, None]), Event()
+    ways = [Channel("hanging", lambda notice: hang(notice, answers.wait(9))), Channel("x", Mock())]
+    state, (problem,) = deliver(AlertState(), {"k": FAULT}, ways)
+    assert "hanging does not accept notices: no answer yet" in problem
+    assert deliver(state, {"k": FAULT}, ways) == (state, []), "it may still accept it"
+    answers.set()
+    wait_until(lambda: bool(module._LATE))
+    deliver(state, {"k": FAULT}, ways)
+    assert hang.call_count == 2
+
+
+def test_notice_that_a_channel_never_accepts_keeps_no_other_from_it() -> None:
+    send = Mock(side_effect=lambda notice: 1 / (notice.alert.key != "a"))
+    faults, state = {key: FAULT.model_copy(update={"key": key}) for key in "abc"}, AlertState()
+    for _ in range(2):
+        state, _ = deliver(state, faults, [Channel("fails for a", send)])
+    assert [each.args[0].alert.key for each in send.call_args_list] == ["a", "b", "c", "a"]
+    assert [notice.alert.key for _, notice in state.undelivered] == ["a"]
+
+
 def test_warnings_stay_in_the_file_if_least_is_error(tmp_path: Path, hook: Hook) -> None:
-    config, chosen = (
-        Settings(state_dir=tmp_path),
-        AlertSettings(webhook_url=hook.url, least="error"),
-    )
+    config = Settings(state_dir=tmp_path)
+    chosen = AlertSettings(webhook_url=hook.url, least="error")
     warning = FAULT.model_copy(update={"severity": "warning"})
     deliver(AlertState(), {"k": warning}, channels(config, chosen))
     assert not hook.got
@@ -952,9 +990,8 @@ def test_channel_error_has_no_address(tmp_path: Path) -> None:
         webhook_url=f"http://127.0.0.1:9/{SECRET}", email_to="a@example.com",
         smtp={"host": "127.0.0.1", "port": 9, "user": "u", "password": SECRET},
     )  # fmt: skip
-    _, problems = deliver(
-        AlertState(), {"k": FAULT}, channels(Settings(state_dir=tmp_path), chosen)
-    )
+    ways = channels(Settings(state_dir=tmp_path), chosen)
+    _, problems = deliver(AlertState(), {"k": FAULT}, ways)
     assert len(problems) == 2
     assert SECRET not in "".join(problems)
     assert SECRET not in repr(chosen)

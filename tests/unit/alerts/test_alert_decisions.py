@@ -247,6 +247,10 @@ def test_damaged_decisions_silence_nothing(
     assert "no alert is silenced" in caplog.text
 
 
+def test_state_that_is_damaged_is_an_empty_one() -> None:
+    assert AlertState.parse(None) == AlertState.parse('{"alerts": 1}') == AlertState()
+
+
 def test_list_shows_what_is_needed_at_a_glance() -> None:
     full = ORDERS.model_copy(
         update={"remediation": "run `topicberg tableflow resume orders`", "runbook": "http://ui/d"}

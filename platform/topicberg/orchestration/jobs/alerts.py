@@ -1,8 +1,7 @@
 """The sensors of the alerts.
 
 ``alerts`` reads the state of everything (:mod:`.jobs.observation`), ``engine`` asks the engine,
-which watches all else (:mod:`topicberg.alerts.watch`). Which faults there are, and what is sent, is
-decided in :mod:`topicberg.alerts`.
+which watches all else (:mod:`topicberg.alerts.watch`). :mod:`topicberg.alerts` decides on alerts.
 """
 
 from __future__ import annotations
@@ -12,12 +11,10 @@ import json
 import time
 from collections import ChainMap
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import dagster as dg
-from pydantic import ValidationError
 
 from topicberg.alerts.alert import ActiveAlert, AlertState, active_alerts, markdown
 from topicberg.alerts.outages import DISK
@@ -80,7 +77,8 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         seen = observe(context.instance, context.repository_def, state, wrong, location, before)
         ui, seen = dagster_processes.ui_url(config, chosen), replace(seen, elsewhere=elsewhere)
         state, faults = evaluation.evaluate(state, seen, ui, address_of(RUNBOOK, ui))
-        decisions, to = read_decisions(config), channels.channels(config, chosen)
+        ended, decisions = time.time(), read_decisions(config)  # a slow channel is no evaluation
+        to = channels.channels(config, chosen)
         state, problems = channels.deliver(state, faults, to, decisions)
         for problem in problems:
             context.log.warning(problem)
@@ -88,14 +86,14 @@ def alert_sensor(wrong: str | None = None) -> dg.SensorDefinition:
         shown = _digest(listed, began)
         has_list = context.repository_def.asset_graph.has(alerts_key(config))
         events = [alerts_event(config, listed)] if has_list and _is_news(state.shown, shown) else []
-        ended = time.time()
         changes = {
             "shown": shown if events else state.shown,
             "rests_until": ended + REST_SECONDS if ended - began > LONG_SECONDS else None,
         }
-        reported = ", ".join(sorted(state.alerts)) or "no active alerts"
         return dg.SensorResult(
-            skip_reason="; ".join([reported, *problems]),
+            skip_reason="; ".join(
+                [", ".join(sorted(state.alerts)) or "no active alerts", *problems]
+            ),
             cursor=state.model_copy(update=changes).model_dump_json(),
             asset_events=events,
         )
@@ -127,8 +125,7 @@ def stored_states(
     for state in instance.all_instigator_state():
         name = state.instigator_name
         if name in (SENSOR, ENGINE_SENSOR) and location in (None, location_of_automation(state)):
-            with suppress(ValidationError):  # of another version
-                states[name] = AlertState.parse(getattr(state.instigator_data, "cursor", None))
+            states[name] = AlertState.parse(getattr(state.instigator_data, "cursor", None))
     return states
 
 
@@ -171,8 +168,9 @@ def engine_sensor() -> dg.SensorDefinition:
                 message = watch.with_restarts(why, restarts, now.timestamp())
                 alert = watch.fault(ENGINE, message, now, watch.how_to_restart(ENGINE))
             link = dagster_processes.ui_url(config, chosen)
-            pages = {"link": link, "runbook": address_of(RUNBOOK, link)}
-            faults[alert.key] = alert.model_copy(update=pages)
+            faults[alert.key] = alert.model_copy(
+                update={"link": link, "runbook": address_of(RUNBOOK, link)}
+            )
         decisions, to = read_decisions(config), channels.channels(config, chosen)
         state, problems = channels.deliver(state, faults, to, decisions)
         for problem in problems:
