@@ -189,8 +189,11 @@ def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, li
         pending, alerts[key] = [*others, left], _failure(run, key, ui)
     pending = [rest for work in pending if (rest := _left(work, alerts[work.kind], seen))]
     kinds = dict.fromkeys(work.kind for work in pending)
-    # The outage that was their cause may have ended.
-    faults = [alerts[kind].model_copy(update={"cause": None}) for kind in kinds]
+    # The outage that was their cause may have ended. What timed out may have waited for a service.
+    faults = [
+        alerts[kind].model_copy(update={"cause": None, "waits": _TIMED_OUT in alerts[kind].what})
+        for kind in kinds
+    ]
     # Resolved, and failed again since the last evaluation: that is another fault of the same key.
     again = resolved & {alert.key for alert in faults}
     update = {
@@ -287,7 +290,7 @@ def _automations(seen: Observation, ui: str) -> Iterator[Alert]:
             link=f"{ui}/automation",
             remediation=hint
             or f"see the error of its tick in the UI: Automation, {automation.name}",
-            waits=message.startswith(_RPC_MESSAGE),
+            waits=message.startswith(_RPC_MESSAGE) or _TIMED_OUT in message,
         )
 
 
@@ -376,7 +379,7 @@ def _shared(seen: Observation, ui: str) -> Iterator[Alert]:
         )
 
 
-_TIMED_OUT = "timed out due to taking longer than"  # Dagster's text of a tick that hangs.
+_TIMED_OUT = "timed out due to taking longer than"  # Dagster's, of a tick or a run.
 
 
 def explained(errors: Iterable[StepError]) -> tuple[str, str | None]:

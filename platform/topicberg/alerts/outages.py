@@ -17,7 +17,7 @@ from topicberg.errors.connections import SERVICES
 from topicberg.wording import count
 
 SERVICE, DISK = "service ", "service disk"
-ENGINE, SUPERVISOR = "service tableflow", "service supervisor"
+ENGINE = "service tableflow"
 LEFTOVER = CHECKED_WITHIN
 """For how long after an outage its consequences may last until they are sent: failed runs are
 started again, and the checks run, within this time."""
@@ -27,7 +27,8 @@ _KEYS = {
     **{service.key: service.key for service in SERVICES.values()},
     "the catalog": "iceberg_rest",
 }  # What messages call a service → its name in keys, which `topicberg status` and its log have.
-_WAITED_FOR = [SERVICE + service.key for service in SERVICES.values()]
+_DAGSTER = ("dagster_code", "dagster_daemon", "dagster_webserver")
+_WAITED_FOR = [SERVICE + key for key in (*(each.key for each in SERVICES.values()), *_DAGSTER)]
 _NAMED = re.compile(
     r"(?:Tableflow keeps failing and retries: )?(?:(?:\w+ )?[^\s:]{1,300}: ){0,2}"
     r"((?P<plain>a disk is full|/[^\n]{0,300}/(?:credentials|ports|runtime)\.json is damaged)\b.*|"
@@ -72,11 +73,13 @@ def _named_in(alert: Alert) -> str | None:
     """Return the key of the service that a fault without another cause names."""
     if alert.cause is not None:
         return alert.cause if alert.cause.startswith(SERVICE) else None
-    if (match := _NAMED.match(alert.what)) is None:
-        return None
-    if match["service"]:
-        return SERVICE + _KEYS[match["service"]]
-    return DISK if match["plain"] == "a disk is full" else SUPERVISOR
+    match = _NAMED.match(alert.what)
+    return _key(match) if match else None
+
+
+def _key(match: re.Match[str]) -> str:
+    is_disk = match["plain"] == "a disk is full"
+    return DISK if is_disk else SERVICE + _KEYS.get(match["service"], "supervisor")
 
 
 def _cause(
@@ -96,12 +99,14 @@ def _cause(
 
 def _outage(key: str, group: list[Alert], seen: Observation) -> Alert | None:
     """Return the alert of a service that faults name; None: they are no reason for one. It may fail
-    for one table only. A run that failed long ago does not say that its cause lasts."""
+    for one table only. A run that failed long ago does not say that its cause lasts, and the text
+    of a fault that has a cause may name another service."""
     named = [
         (alert, match)
         for alert in group
         if (alert.key.startswith("check ") or seen.at - alert.since < LEFTOVER)
         and (match := _NAMED.match(alert.what))
+        and _key(match) == key
     ]
     certain = [n for n in named if n[1]["verb"] not in ("fails", "failed") or n[1]["login"]]
     if not certain and len(named) < 2:

@@ -349,8 +349,33 @@ def test_hanging_tick_follows_from_the_service_that_is_away() -> None:
     failed = replace(tick, in_progress=False, failed_at=ended, error=rpc)
     assert operator.tick(replace(QUIET, at=ended, automations=[failed])) == [], "Dagster ended it"
     assert Operator().tick(replace(QUIET, automations=[failed])) == [("firing", "tick snapshots")]
+    late = StepError(("dagster.Error: The tick timed out due to taking longer than 60 s",))
+    for error in (rpc, late):  # of code that ended, and that hangs
+        failed = replace(tick, in_progress=False, failed_at=NOW, error=error)
+        away = replace(QUIET, automations=[failed], elsewhere=watched("service dagster_code"))
+        assert Operator().tick(away) == []
     alone, operator = replace(seen, elsewhere={}), Operator()
     assert [operator.tick(alone) for _ in range(2)][-1] == [("firing", "tick snapshots")]
+
+
+def test_run_that_does_not_start_follows_from_what_is_away_also_in_later_evaluations() -> None:
+    text = "dagster.RunFailure: Run timed out due to taking longer than 180 seconds to start."
+    failed = replace(failed_run("x"), errors=(StepError((text,)),))
+    operator = Operator()
+    seen = replace(QUIET, elsewhere=watched("service dagster_daemon"))
+    assert operator.tick(replace(seen, runs=[failed])) == operator.tick(seen) == []
+    assert Operator().tick(replace(QUIET, runs=[failed])) == [("firing", "run check_tables")]
+
+
+def test_text_of_an_outage_is_that_of_its_service() -> None:
+    """A topic's failure was of another service than that which its engine misses."""
+    other, own = TEXTS["service s3"], TEXTS["service kafka"]
+    mixed = [*failing(other, cause="service kafka")[:2], *failing(own, cause="service kafka")[2:]]
+    operator = Operator()
+    assert operator.tick(replace(QUIET, failed_checks=mixed)) == [("firing", "service kafka")]
+    assert operator.state.alerts["service kafka"].what.startswith("Kafka")
+    sent_apart = Operator().tick(replace(QUIET, failed_checks=mixed[:2]))
+    assert sent_apart == [("firing", f"check {table}:tableflow") for table in TABLES[:2]]
 
 
 def test_lag_follows_from_an_engine_that_is_away() -> None:
@@ -366,6 +391,7 @@ def test_missing_service_is_the_cause_of_whatever_the_topic_says() -> None:
     missing = Unavailable("Kafka does not answer", 1, "kafka")
     finding = check_engine(spec, status.without(missing), NOW)
     assert finding.cause == "service kafka"
+    assert "Kafka does not answer" in finding.what, "and not the odd one"
     assert check_engine(spec, status, NOW).cause is None
     failed = [FailedCheck("iceberg/airline_sunset", "tableflow", finding)]
     seen = replace(QUIET, failed_checks=failed, elsewhere=watched("service kafka"))
