@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +69,9 @@ def up(config: Settings, report: Report | None = None) -> Endpoints:
     try:
         with FileLock(state.lock_file(config), timeout=0):
             state.stopped_file(config).unlink(missing_ok=True)
-            return _up(config, report or LogReport())
+            endpoints = _up(config, report or LogReport())
+            state.stopped_file(config).unlink(missing_ok=True)  # of a `down` that waited meanwhile
+            return endpoints
     except Timeout:
         raise StackError(
             "the stack is being started or stopped by another command",
@@ -153,19 +156,20 @@ def _wait(context: Context, control: supervisor.Control, report: Report) -> Endp
 def down(config: Settings, report: Report | None = None) -> bool:
     """Stop the runs in progress and every process of the stack; return False if none was running.
 
-    Until the next :func:`up`, no run starts it again.
+    Until the next :func:`up`, no run starts it again: not even of one that was stopped in part.
     """
     if not config.state_dir.exists():
         return False
     report = report or LogReport()
     try:
-        state.stopped_file(config).touch()
-    except OSError as error:  # stopping must work nevertheless
-        logger.warning("runs may start the stack again: %s", error)
-    try:
-        end_runs(config, report.stopping)  # a run may hold the lock: it starts the stack
-        with FileLock(state.lock_file(config), timeout=60):
-            return _down(config, report)
+        with ExitStack() as undo:
+            if state.note_stopped(config):
+                undo.callback(state.stopped_file(config).unlink, missing_ok=True)
+            end_runs(config, report.stopping)  # a run may hold the lock: it starts the stack
+            with FileLock(state.lock_file(config), timeout=60):
+                undo.pop_all()
+                state.note_stopped(config)  # an `up` that had the lock has removed it
+                return _down(config, report)
     except Timeout:
         raise StackError(
             "the stack is being started by another command", hint="wait for it, then try again"

@@ -11,6 +11,7 @@ and a folder for each service. Files with secrets have mode 0600, the directory 
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -25,6 +26,8 @@ from topicberg.settings import Settings
 from topicberg_local import ports
 from topicberg_local.service import Context, Credentials, write_file
 
+logger = logging.getLogger(__name__)
+
 NEEDED_DISK = 2 * 2**30
 NEEDED_MEMORY = 3 * 2**30
 UNUSABLE = frozenset(',;:"\\\n\t')
@@ -38,6 +41,17 @@ def lock_file(config: Settings) -> Path:
 
 def stopped_file(config: Settings) -> Path:
     return config.state_dir / "stopped"
+
+
+def note_stopped(config: Settings) -> bool:
+    """Write that a user stops the stack; return False if that was written before."""
+    path = stopped_file(config)
+    is_new = not path.exists()
+    try:
+        path.touch()
+    except OSError as error:  # stopping must work nevertheless
+        logger.warning("runs may start the stack again: %s", error)
+    return is_new
 
 
 def refuse_stopped(config: Settings) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from filelock import FileLock
 
 from topicberg.endpoints import bypass_proxy
 from topicberg.errors import StackError, StackNotRunningError
@@ -206,6 +207,32 @@ def test_run_after_down_starts_no_stack(context: Context) -> None:
         stack.ensure_running(config)
     assert "topicberg up" in str(caught.value.hint)
     assert not supervisor.stack_processes(config.state_dir)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_down_that_stops_nothing_leaves_no_mark(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, mark = context.config, state.stopped_file(context.config)
+    monkeypatch.setattr(stack, "FileLock", lambda path, timeout: FileLock(path, timeout=0.1))
+    with FileLock(state.lock_file(config)), pytest.raises(StackError, match="being started"):
+        stack.down(config)
+    assert not mark.exists()
+    monkeypatch.setattr(stack, "end_runs", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        stack.down(config)
+    assert not mark.exists()
+    monkeypatch.setattr(stack, "end_runs", lambda *_: mark.unlink())  # as an `up` that ends does
+    stack.down(config)
+    assert mark.exists()
+    mark.unlink()
+    monkeypatch.setattr(stack, "_stop", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        stack.down(config)
+    assert mark.exists(), "a part of the stack may be stopped"
 
 
 @pytest.mark.parametrize("left", [None, ".topicberg/dagster"])
