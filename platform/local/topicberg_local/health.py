@@ -165,8 +165,8 @@ def _not_ready(seconds: float, why: Mapping[str, str | None], running: int) -> N
 
 def _refuse_crashes(context: Context, control: Control, waiting: Mapping[str, set[int]]) -> None:
     """:param waiting: service → when its processes started, which this adds to"""
-    processes = control.processes()
-    if processes is None:
+    processes = control.processes() or {}
+    if not processes and control.has_ended():
         hint = f"read {log_file(context, 'supervisor')} for the reason"
         raise StackError("the supervisor ended while the services were starting", hint=hint)
     for name in [name for name in waiting if name in processes]:

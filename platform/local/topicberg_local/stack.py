@@ -85,6 +85,7 @@ def ensure_running(config: Settings) -> None:
     Several processes may call it at once: the first one starts the stack, the others wait.
 
     :raises StackNotRunningError: a user has stopped it, or its project was moved
+    :raises StackError: it cannot be started, or its supervisor runs and does not answer
     """
     deadline = time.monotonic() + OTHERS_SECONDS
     while not _runs(config):
@@ -94,7 +95,7 @@ def ensure_running(config: Settings) -> None:
             with FileLock(state.lock_file(config), timeout=15):
                 if not _runs(config):
                     state.refuse_stopped(config)  # another process may have stopped it
-                    _up(config, LogReport())
+                    _up(config, LogReport(), ends_silent=False)
                 return
         except Timeout:
             if time.monotonic() > deadline:
@@ -114,11 +115,14 @@ def _runs(config: Settings) -> bool:
     return all(processes.get(name, {}).get("statename") == "RUNNING" for name in SERVICES)
 
 
-def _up(config: Settings, report: Report) -> Endpoints:
+def _up(config: Settings, report: Report, *, ends_silent: bool = True) -> Endpoints:
+    """:param ends_silent: whether a supervisor that does not answer is ended, with its services"""
     context = state.load_context(config)
     if context and (control := supervisor.Control(context)).answers():
         control.restart_what_is_down()
         return _wait(context, control, report)
+    if context and not ends_silent:
+        _refuse_silent(control)
     state.forget_endpoints(config)
     starts_file(config).unlink(missing_ok=True)
     supervisor.end(supervisor.stack_processes(config.state_dir))  # a kill -9 leaves them behind
@@ -140,6 +144,14 @@ def _up(config: Settings, report: Report) -> Endpoints:
     except BaseException:  # also Ctrl-C: a failed start leaves nothing running
         _stop(config, context, report)
         raise
+
+
+def _refuse_silent(control: supervisor.Control) -> None:
+    if not control.has_ended():
+        raise StackError(
+            "the supervisor of the local stack does not answer",
+            hint="run `topicberg down`, which ends it, then `topicberg up`",
+        )
 
 
 def _wait(context: Context, control: supervisor.Control, report: Report) -> Endpoints:
@@ -229,12 +241,9 @@ def status(config: Settings) -> list[ServiceStatus]:
     context = state.load_context(config)
     if context is None:
         return [ServiceStatus(name, "stopped") for name in SERVICES]
-    processes = supervisor.Control(context).processes()
-    if processes is None and ports.listens(context.ports["supervisor"]):
-        raise StackError(
-            "the supervisor of the local stack does not answer",
-            hint="run `topicberg down`, which ends it, then `topicberg up`",
-        )
+    processes = (control := supervisor.Control(context)).processes()
+    if processes is None:
+        _refuse_silent(control)
     if processes is None and (left := supervisor.stack_processes(config.state_dir)):
         raise StackError(
             f"the supervisor of the local stack ended, and {len(left)} of its processes are still "

@@ -129,6 +129,7 @@ class Control:
     def __init__(self, context: Context) -> None:
         password = context.credentials.supervisor_password.get_secret_value()
         url = f"http://{_USER}:{password}@127.0.0.1:{context.ports['supervisor']}/RPC2"
+        self._state_dir = context.config.state_dir
         self._api: Any = ServerProxy(url, _Transport(), allow_none=True).supervisor
 
     def answers(self) -> bool:
@@ -144,6 +145,17 @@ class Control:
             return {info["name"]: info for info in self._api.getAllProcessInfo()}
         except (OSError, HTTPException, Fault, ProtocolError):
             return None
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended, or shuts down; not if it only does not answer, as a process
+        does that a signal stopped (SIGSTOP)."""
+        try:
+            self._api.getAllProcessInfo()
+        except (Fault, ConnectionRefusedError):
+            return True
+        except (OSError, HTTPException, ProtocolError):  # its port may be of another process now
+            return not stack_processes(self._state_dir)
+        return False
 
     def restart_what_is_down(self) -> None:
         """Start now what is stopped, gave up, or waits for its next attempt."""

@@ -106,8 +106,10 @@ def test_frozen_service_is_unresponsive(context: Context) -> None:
     process.resume()
 
 
-def test_supervisor_that_was_killed_is_reported(context: Context) -> None:
-    """Its services run on, and nothing starts them again."""
+def test_supervisor_that_was_killed_is_reported(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its services run on, and nothing starts them again. No run ends them while it is stopped."""
     config = context.config
     state.save_ports(context)
     running = service("import time; time.sleep(600)", True)
@@ -117,7 +119,11 @@ def test_supervisor_that_was_killed_is_reported(context: Context) -> None:
     assert watched.check(5) is None
     pid = int((config.state_dir / "supervisor" / "supervisord.pid").read_text())
     psutil.Process(pid).suspend()
+    monkeypatch.setattr(supervisor, "_ANSWER_SECONDS", 0.2)
     assert "a signal stopped it" in (watched.check(5) or "")
+    for ask in (stack.status, stack.ensure_running):
+        with pytest.raises(StackError, match="supervisor of the local stack does not answer"):
+            ask(config)
     psutil.Process(pid).kill()
     wait_until(lambda: not ports.listens(context.ports["supervisor"]))
     assert watched.check(5) == "it ended: what ends is not started again"
@@ -146,9 +152,7 @@ def test_supervisor_that_does_not_answer_is_not_waited_for(
         began = time.monotonic()
         assert supervisor.Control(context).processes() is None
         assert time.monotonic() - began < 10
-        state.save_ports(context)
-        with pytest.raises(StackError, match="supervisor of the local stack does not answer"):
-            stack.status(context.config)
+        assert supervisor.Control(context).has_ended(), "the port is of another process"
 
 
 def test_what_is_killed_comes_back(context: Context) -> None:
