@@ -156,6 +156,8 @@ def _check(database: Path) -> None:
     try:
         with closing(sqlite3.connect(database)) as connection:
             (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.OperationalError as error:  # it cannot be opened or read, or is locked
+        raise state.unreadable(database, error) from None
     except sqlite3.DatabaseError as error:
         raise state.damaged(database, str(error)) from None
     if result != "ok":

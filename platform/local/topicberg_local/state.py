@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from pydantic import SecretStr, TypeAdapter, ValidationError
@@ -25,13 +26,18 @@ from topicberg.errors import StackError, StackNotRunningError
 from topicberg.settings import Settings
 from topicberg_local import ports
 from topicberg_local.service import Context, Credentials, write_file
+from topicberg_local.supervisor import stack_processes
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 NEEDED_DISK = 2 * 2**30
 NEEDED_MEMORY = 3 * 2**30
 UNUSABLE = frozenset(',;:"\\\n\t')
 """Separators in class paths, Kafka's list of folders, and JDBC URLs, which cannot be escaped."""
+_RESET = "restore it, or run `topicberg reset` to start again, which deletes the local tables"
+_NAMES = frozenset(ports.NAMES)
 _PORTS = TypeAdapter(dict[str, int])
 
 
@@ -115,7 +121,8 @@ def delete(config: Settings) -> None:
     """Delete the state directory; raises StackError: it is not topicberg's, or it cannot be."""
     state_dir = config.state_dir.resolve()
     refuse_foreign(config)
-    if not (state_dir / "credentials.json").exists() and any(state_dir.iterdir()):
+    is_own = (state_dir / "credentials.json").exists() or load_ports(config).keys() >= _NAMES
+    if not is_own and any(state_dir.iterdir()):
         raise StackError(
             f"{state_dir} is not topicberg's state (no credentials.json); it is not deleted",
             hint="check TOPICBERG_STATE_DIR, or delete the directory yourself",
@@ -137,19 +144,25 @@ def refuse_foreign(config: Settings) -> None:
 
 
 def load_context(config: Settings) -> Context | None:
-    """Return the context of the last start; None: there was none of this version."""
-    last = load_ports(config)
-    return Context(config, last, credentials(config)) if last.keys() >= set(ports.NAMES) else None
+    """Return the context of the last start; None: there was none of this version, or its secrets
+    are deleted and nothing runs.
+
+    :raises StackError: a file cannot be read or is damaged, or the secrets of a stack that runs are
+        deleted
+    """
+    last, path = load_ports(config), config.state_dir / "credentials.json"
+    if not last.keys() >= _NAMES:
+        return None
+    if (secrets := _read(path, Credentials.model_validate_json)) is not None:
+        return Context(config, last, secrets)
+    if stack_processes(config.state_dir):
+        hint = "run `topicberg down`, then `topicberg up`, which writes it again; no table is lost"
+        raise damaged(path, "missing while the stack runs", hint)
+    return None
 
 
 def load_ports(config: Settings) -> dict[str, int]:
-    path = config.state_dir / "ports.json"
-    try:
-        return _PORTS.validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (ValidationError, OSError) as error:
-        raise damaged(path, error) from None
+    return _read(config.state_dir / "ports.json", _PORTS.validate_json) or {}
 
 
 def save_ports(context: Context) -> None:
@@ -157,16 +170,23 @@ def save_ports(context: Context) -> None:
 
 
 def credentials(config: Settings) -> Credentials:
-    """Return the stack's secrets, generated when they are first needed."""
+    """Return the secrets for a start, generated and written when they are first needed."""
     path = config.state_dir / "credentials.json"
-    try:
-        stored = Credentials.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        stored = Credentials.generate()
-    except (ValidationError, OSError) as error:
-        raise damaged(path, error) from None
+    stored = _read(path, Credentials.model_validate_json) or Credentials.generate()
     write_file(path, stored.model_dump_json())  # it has those of new services, too
     return stored
+
+
+def _read(path: Path, parse: Callable[[bytes], T]) -> T | None:
+    """Return the content of a file; None: it does not exist; raises StackError."""
+    try:
+        return parse(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise damaged(path, type(error).__name__) from None
+    except OSError as error:
+        raise unreadable(path, error.strerror) from None
 
 
 def save_endpoints(config: Settings, services: dict[str, str | None], endpoints: Endpoints) -> None:
@@ -195,12 +215,17 @@ def has_endpoints(config: Settings) -> bool:
     return True
 
 
-def damaged(path: Path, error: object) -> StackError:
+def damaged(path: Path, reason: str, hint: str = _RESET) -> StackError:
     """Return the error for a file that cannot be parsed; nothing is deleted automatically."""
-    reason = type(error).__name__ if isinstance(error, Exception) else str(error)
+    return StackError(f"{path} is damaged ({reason})", hint=hint)
+
+
+def unreadable(path: Path, reason: object) -> StackError:
+    """Return the error for a file that may be intact: the system does not let this process read."""
     return StackError(
-        f"{path} is damaged ({reason})",
-        hint="restore it, or run `topicberg reset` to start again, which deletes the local tables",
+        f"{path} cannot be read: {reason}",
+        hint="fix its permissions, or the cause that the message names, and try again: no table is "
+        "lost",
     )
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,36 @@ def test_damaged_file(context: Context, name: str, content: str) -> None:
     assert path.read_text() == content
     stack.reset(context.config)  # works all the same
     assert not context.config.state_dir.exists()
+
+
+@pytest.mark.parametrize("name", ["ports.json", "credentials.json"])
+def test_file_that_cannot_be_read_is_not_damaged(context: Context, name: str) -> None:
+    state.save_ports(context)
+    path = context.config.state_dir / name
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(StackError) as caught:
+        stack.status(context.config)
+    assert caught.value.message == f"{path} cannot be read: Is a directory"
+    assert "reset" not in str(caught.value.hint)
+    with pytest.raises(StackError, match=r"catalog\.db cannot be read"):
+        iceberg_rest._check(context.folder("catalog.db"))
+
+
+def test_deleted_secrets_are_generated_by_no_reader(context: Context) -> None:
+    config, path = context.config, context.config.state_dir / "credentials.json"
+    state.save_ports(context)
+    path.unlink()
+    assert {service.state for service in stack.status(config)} == {"stopped"}
+    variables = os.environ | {supervisor.STACK_VARIABLE: str(config.state_dir)}
+    with subprocess.Popen(["sleep", "30"], env=variables) as process:
+        for call in (stack.status, stack.ensure_running, stack.up):
+            with pytest.raises(StackError, match=r"credentials\.json is damaged \(missing"):
+                call(config)
+        assert process.poll() is None
+        assert not path.exists()
+        assert stack.down(config) is True
+    stack.reset(config)
 
 
 def prepare(service: Service) -> None:

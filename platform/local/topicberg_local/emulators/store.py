@@ -52,6 +52,8 @@ class Store:
         try:
             for statement in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL", _SCHEMA):
                 self._connection.execute(statement)
+        except sqlite3.OperationalError as error:  # such as a full disk
+            raise StackError(f"{path} cannot be used: {error}") from None
         except sqlite3.DatabaseError as error:
             raise StackError(
                 f"{path} is damaged: {error}",
