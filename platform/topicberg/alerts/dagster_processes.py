@@ -8,10 +8,11 @@ ticks, and how the last tick of each sensor ended.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,12 @@ from topicberg.processes import running
 from topicberg.settings import Settings
 
 SLOW = "the web server does not say"
-DAEMON_PATIENCE = 8.0
-"""The next look confirms it: after a laptop slept, the first heartbeat is old."""
+DAEMON_PATIENCE = 8.0  # The next look confirms it: after a laptop slept, heartbeats are old.
 CODE_PATIENCE, SLOW_PATIENCE, _SLOW = 12.0, 30.0, (SLOW, watch.NO_ANSWER, "does not tick")
 """A web server that shows a large graph to someone answers late; a daemon that stands still ticks
 no sensor before its heartbeat is old."""
 UI_START_SECONDS = 180.0  # In which they start on a busy machine; an end is reported at once.
-MAX_HEARTBEAT_AGE = 35.0
-"""In seconds. Dagster writes a heartbeat every 30 seconds of each of the daemon's loops."""
+MAX_HEARTBEAT_AGE = 35.0  # In seconds: each of the daemon's loops writes one every 30.
 MAX_LOOP_AGE, MAX_SCHEDULER_AGE = 50.0, 90.0
 """In seconds, of the heartbeat of one loop: a busy one takes longer, while others write theirs. The
 scheduler sleeps until the next minute begins."""
@@ -68,6 +67,8 @@ query($one:SensorSelector!){sensorOrError(sensorSelector:$one){
     timestamp status error{message errorChain{error{message}}}
 }}}}}
 """
+_VARIABLE, _SERVERS = "TOPICBERG_STACK_UI", frozenset({"dagster_webserver", "dagster._daemon"})
+"""Environment variable of all processes of `topicberg ui`, and the modules that two of them run."""
 WEBSERVER, DAEMON, CODE = "dagster_webserver", "dagster_daemon", "dagster_code"
 
 
@@ -77,22 +78,35 @@ def ui_file(config: Settings) -> Path:
 
 
 def note_ui(config: Settings, url: str) -> None:
-    """Write that this process, which becomes Dagster's, serves there."""
-    process = psutil.Process()
-    document = {
-        "url": url,
-        "pid": process.pid,
-        "started": process.create_time(),
-        "served": time.time(),  # the stack may have taken minutes before
-    }
+    """Write that this process, which becomes Dagster's, serves there, and mark its children."""
+    pid, started = os.getpid(), psutil.Process().create_time()
+    os.environ[_VARIABLE] = f"{pid} {started} {config.state_dir}"
+    document = {"url": url, "pid": pid, "started": started, "served": time.time()}
     replace_file(ui_file(config), json.dumps(document))
 
 
 def forget_ui(config: Settings) -> bool:
-    """Note that the user has ended `topicberg ui`; return False if that was noted already."""
-    exists = ui_file(config).exists()
+    """Note that a user ended `topicberg ui`; return False if that is noted, or another one runs."""
+    ui = _noted_ui(config)
+    if ui is None or (_runs(ui) and ui["pid"] != os.getpid()):
+        return False
     ui_file(config).unlink(missing_ok=True)
-    return exists
+    return True
+
+
+def end_orphans(config: Settings) -> int:
+    """End the web server and daemon that survived a killed `topicberg ui`, and return how many. Its
+    runs go on; its code servers end, as no heartbeat reaches them."""
+    orphans = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError, LookupError, ValueError):
+            pid, started, folder = process.environ()[_VARIABLE].split(" ", 2)
+            is_lost = folder == str(config.state_dir) and not running(int(pid), float(started))
+            if is_lost and not _SERVERS.isdisjoint(process.cmdline()):
+                process.kill()
+                orphans.append(process)
+    psutil.wait_procs(orphans, timeout=10)
+    return len(orphans)
 
 
 def running_ui(config: Settings) -> str | None:
@@ -117,12 +131,8 @@ def lost_ui(config: Settings) -> str | None:
 def _noted_ui(config: Settings) -> Mapping[str, Any] | None:
     try:
         ui = json.loads(ui_file(config).read_text())
-        return {
-            "url": ui["url"],
-            "pid": int(ui["pid"]),
-            "started": float(ui["started"]),
-            "served": float(ui.get("served", ui["started"])),
-        }
+        times = {name: float(ui.get(name, ui["started"])) for name in ("started", "served")}
+        return {"url": ui["url"], "pid": int(ui["pid"]), **times}
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -151,8 +161,7 @@ def dagster_watcher(config: Settings, is_healthy: Callable[[], bool]) -> watch.W
 
 def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[watch.Watched]:
     """Return Dagster's processes, as far as `topicberg ui` runs them, or the settings name them.
-    Those of the settings are watched from their first answer on: not every engine reaches the
-    UI."""
+    Those of the settings are watched from their first answer on: an engine may not reach it."""
 
     def check(name: str) -> Check:
         answered, known = set[str](), set[str]()
@@ -239,9 +248,8 @@ def storage_problem(config: Settings) -> str | None:
         return full
     for path in sorted(folder.rglob("*.db")):
         try:
-            with closing(
-                sqlite3.connect(f"{path.as_uri()}?mode=rw", timeout=0.5, uri=True)
-            ) as connection:
+            uri = f"{path.as_uri()}?mode=rw"
+            with closing(sqlite3.connect(uri, timeout=0.5, uri=True)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute("SELECT name FROM sqlite_master").fetchall()
                 connection.rollback()
@@ -353,9 +361,7 @@ def _tick_problem(sensor: str, tick: Mapping[str, Any]) -> str | None:
 def _repositories(location: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the repositories of topicberg in a code location: name, and sensor → status."""
     for repository in location.get("repositories", ()):
-        states = {
-            sensor["name"]: sensor["sensorState"]["status"] for sensor in repository["sensors"]
-        }
+        states = {s["name"]: s["sensorState"]["status"] for s in repository["sensors"]}
         if states.keys() >= _MARKS:
             yield repository["name"], states
 

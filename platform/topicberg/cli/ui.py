@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from topicberg.cli.output import echo, settings
+from topicberg.errors import TopicbergError
 from topicberg.extensions import local_stack
 from topicberg.files import replace_file
 
@@ -19,15 +21,12 @@ if TYPE_CHECKING:
 
     from topicberg.settings import Settings
 
-
 _RUN_DAGSTER = "from topicberg.cli.ui import run_dagster; run_dagster()"
 
 
 def workspace_file(config: Settings) -> str | None:
-    """Return the file that names the code locations; None: ``dagster dev`` finds pyproject.toml.
-
-    It does not know projects of `dg`, for which a file is written, as ``dg dev`` does.
-    """
+    """Return the file that names the code locations, which is written for projects of `dg`, as
+    ``dg dev`` does; None: ``dagster dev`` finds pyproject.toml."""
     from topicberg.project import code_location
 
     if (config.project_root / "workspace.yaml").is_file():
@@ -46,11 +45,18 @@ def workspace_file(config: Settings) -> str | None:
 
 def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000) -> None:
     """Start the stack and Dagster: web server, sensors and schedules. Ctrl-C ends Dagster."""
-    from topicberg.alerts.dagster_processes import note_ui
+    from topicberg.alerts.dagster_processes import end_orphans, note_ui, running_ui
     from topicberg.dagster.home import dagster_home
     from topicberg.documents import GRAPH, address_of
 
     config = settings()
+    if address := running_ui(config):
+        raise TopicbergError(f"`topicberg ui` runs at {address}", hint="open it, or end it first")
+    if orphans := end_orphans(config):
+        echo(f"{orphans} processes are ended that survived a killed `topicberg ui`")
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise TopicbergError(f"port {port} is taken", hint="choose another by `--port`")
     if config.deployment == "local":
         local_stack().start(config)
     url = f"http://127.0.0.1:{port}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from topicberg.alerts.dagster_processes import (
     DAEMON,
     MAX_HEARTBEAT_AGE,
     WEBSERVER,
+    end_orphans,
     forget_ui,
     lost_ui,
     note_ui,
@@ -56,8 +58,9 @@ from topicberg.alerts.watch import (
     starts_file,
     with_restarts,
 )
+from topicberg.cli.ui import ui
 from topicberg.endpoints import local_endpoints
-from topicberg.errors import SpecError, StackError, split_hint
+from topicberg.errors import SpecError, StackError, TopicbergError, split_hint
 from topicberg.orchestration.jobs.alerts import confirmed, engine_check, engine_sensor
 from topicberg.settings import Settings
 from topicberg_local.engine import NEEDED, start_times, unavailable, watched_supervisor
@@ -389,6 +392,41 @@ def test_dagster_that_ended_and_was_not_waited_for_does_not_run(config: Settings
         wait_until(lambda: found.status() == psutil.STATUS_ZOMBIE)
         assert running_ui(config) is None
         assert "ended" in (lost_ui(config) or "")
+
+
+def test_second_ui_starts_nothing_and_forgets_no_other(
+    config: Settings, as_settings: Callable[[Settings], None]
+) -> None:
+    as_settings(config)
+    note_ui(config, "http://x")
+    other = psutil.Process(os.getppid())
+    noted = {"url": "http://x", "pid": other.pid, "started": other.create_time()}
+    dagster_processes.ui_file(config).write_text(json.dumps(noted))
+    with pytest.raises(TopicbergError, match="`topicberg ui` runs at http://x"):
+        ui(3000)
+    assert not forget_ui(config)
+    assert running_ui(config) == "http://x"
+    dagster_processes.ui_file(config).unlink()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(TopicbergError, match=f"port {port} is taken"):
+            ui(port)
+
+
+def test_daemon_of_a_killed_ui_is_ended_and_its_runs_go_on(config: Settings) -> None:
+    name, sleep = "TOPICBERG_STACK_UI", "import time; time.sleep(30)"
+    note_ui(config, "http://x")
+    mine, killed = os.environ.pop(name), f"{2**22 + 1} 1.0 {config.state_dir}"
+    cases = [(killed, "dagster._daemon"), (killed, "run"), (mine, "dagster._daemon")]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", sleep, kind], env={name: value})
+        for value, kind in cases
+    ]
+    assert end_orphans(config) == 1
+    assert [psutil.pid_exists(process.pid) for process in processes] == [False, True, True]
+    for process in processes:
+        process.kill()
+        process.wait()
 
 
 def test_daemon_whose_database_is_locked_says_so(
