@@ -43,7 +43,9 @@ def workspace_file(config: Settings) -> str | None:
     return str(path)
 
 
-def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000) -> None:
+def ui(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="port of the web server")] = 3000,
+) -> None:
     """Start the stack and Dagster: web server, sensors and schedules. Ctrl-C ends Dagster."""
     from topicberg.alerts.dagster_processes import end_orphans, note_ui, running_ui
     from topicberg.dagster.home import dagster_home
@@ -72,7 +74,7 @@ def ui(port: Annotated[int, typer.Option(help="port of the web server")] = 3000)
     os.umask(0o077)
     echo(f"Dagster: {url}{GRAPH} is the graph of all topics and their tables: begin there")
     if pages := address_of("README.md", url):
-        echo(f"Documentation: {pages}; your own topic: `topicberg topics new NAME`")
+        echo(f"Documentation: {pages}; your own topic: `topicberg topics new NAME --from-kafka`")
     if config.deployment == "local":
         echo("The stack keeps running when Dagster ends: stop it with `topicberg down`")
     echo(
@@ -93,11 +95,13 @@ def run_dagster() -> None:
     from runpy import run_module
 
     from topicberg.alerts.dagster_processes import forget_ui
+    from topicberg.endpoints import runtime_file
 
     def end(_number: int, _frame: FrameType | None) -> None:
         config = settings()
         if forget_ui(config):
-            stack = " and the local stack" if config.deployment == "local" else ""
+            runs = config.deployment == "local" and runtime_file(config).exists()
+            stack = " and the local stack" if runs else ""
             command = "; `topicberg down` ends both" if stack else ""
             echo(f"Dagster ends; runs in progress{stack} go on{command}", err=True)
         raise KeyboardInterrupt

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
 import sys
 import time
@@ -201,7 +202,9 @@ def test_libraries_are_there_and_start_no_thread() -> None:
 def test_a_run_outlives_the_server_that_forked_it(instance: dg.DagsterInstance) -> None:
     run_id = launch(instance, long)
     wait_until(until(instance, run_id, dg.DagsterRunStatus.STARTED), 90)
-    process(instance, run_id).parent().kill()
+    running = process(instance, run_id)
+    assert os.getsid(running.pid) == running.pid, "Ctrl-C in Dagster's terminal ends it"
+    running.parent().kill()
     time.sleep(3)  # its other threads have ended as well
     wait_until(until(instance, launch(instance, short), dg.DagsterRunStatus.SUCCESS), 90)
     assert status(instance, run_id) == dg.DagsterRunStatus.STARTED

@@ -161,6 +161,7 @@ def _environment(executable: str) -> tuple[Path, Path]:
 
 def _execute(arguments: str, niceness: int) -> None:
     os.nice(niceness)
+    os.setsid()  # Ctrl-C in the terminal of `topicberg ui` ends Dagster, and no run
     try:
         execute_run_command.main([arguments], standalone_mode=False)
     finally:

@@ -176,7 +176,8 @@ def engine_sensor() -> dg.SensorDefinition:
         for problem in problems:
             context.log.warning(problem)
         context.update_cursor(state.model_dump_json())
-        return dg.SkipReason("; ".join([why or "the engine answers", *problems]))
+        fine = "the engine answers" if check else "the local stack is stopped"
+        return dg.SkipReason("; ".join([why or fine, *problems]))
 
     return engine
 
