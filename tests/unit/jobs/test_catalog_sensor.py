@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import boto3
@@ -22,7 +24,12 @@ from topicberg.errors import LoginError
 from topicberg.iceberg.read_tags import reading
 from topicberg.orchestration.catalogs.catalog import catalogs
 from topicberg.orchestration.catalogs.glue import Glue
-from topicberg.orchestration.jobs.catalogs import MAX_ATTEMPTS, CatalogCursor
+from topicberg.orchestration.jobs.catalogs import (
+    ATTEMPTS,
+    INTERVAL_SECONDS,
+    MAX_PAUSE_SECONDS,
+    CatalogCursor,
+)
 
 NAME = ("stock_trades", "stock_total_trades")
 
@@ -38,6 +45,7 @@ class Ticks:
         self.instance, self.keys = instance, list[str]()
         self.lakehouse = lakehouse_of(catalog, client)
         self.cursor: str | None = None
+        self.skip_reason = ""
 
     def tick(self) -> bool:
         """Whether a run was requested."""
@@ -50,6 +58,7 @@ class Ticks:
         )
         found = repository.get_sensor_def("catalogs").evaluate_tick(context)
         self.cursor = found.cursor or self.cursor
+        self.skip_reason = found.skip_message or ""
         for request in found.run_requests or ():
             assert request.run_key not in self.keys, "Dagster would launch no second run"
             self.keys.append(str(request.run_key))
@@ -72,11 +81,11 @@ def test_a_registration_that_fails_is_requested_again(catalog: SqlCatalog, clien
         ticks.ran(dg.DagsterRunStatus.CANCELED)
         assert ticks.tick()
         ticks.ran(dg.DagsterRunStatus.FAILURE)
-        assert len(ticks.keys) == MAX_ATTEMPTS
-        assert not ticks.tick(), "it is given up"
+        assert len(ticks.keys) == ATTEMPTS
+        assert not any(ticks.tick() for _ in range(2)), "there is a pause"
         with table.transaction() as transaction:
             transaction.set_properties({"changed": "yes"})
-        assert [ticks.tick() for _ in range(2)] == [False, True]
+        assert ticks.tick(), "something new is tried at once"
         glue.register(client, table.refresh(), *NAME)
         ticks.ran(dg.DagsterRunStatus.SUCCESS)
         assert not ticks.tick()
@@ -90,6 +99,34 @@ def test_a_registration_that_fails_is_requested_again(catalog: SqlCatalog, clien
         with table.refresh().transaction() as transaction:
             transaction.set_properties({"changed": "again"})
         assert [ticks.tick() for _ in range(2)] == [False, True]
+
+
+@pytest.mark.parametrize("status", [dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE])
+def test_registration_is_never_given_up(
+    catalog: SqlCatalog, client: Any, monkeypatch: pytest.MonkeyPatch, status: dg.DagsterRunStatus
+) -> None:
+    clock = [time.time()]
+    monkeypatch.setattr("topicberg.orchestration.jobs.catalogs._now", lambda: clock[0])
+    catalog.create_namespace(NAME[0])
+    table = catalog.create_table(NAME, Schema(NestedField(1, "id", LongType())))
+    table.append(table.schema().as_arrow().empty_table())
+    with memory_instance() as instance:
+        ticks, requested = Ticks(instance, catalog, client), list[int]()
+        for minute in range(90):  # of a stack that is stopped, or whose runs are terminated
+            if ticks.tick():
+                requested.append(minute)
+                ticks.ran(status)
+            clock[0] += INTERVAL_SECONDS
+        pauses = [after - before for before, after in pairwise(requested)]
+        assert pauses[:6] == [1, 1, 3, 5, 9, 16], "the end of a run is noticed a tick later"
+        assert {*pauses[6:]} == {MAX_PAUSE_SECONDS // INTERVAL_SECONDS + 1}
+        assert "runs failed for stock_total_trades; the next attempt" in ticks.skip_reason
+        clock[0] += MAX_PAUSE_SECONDS
+        assert ticks.tick()
+        glue.register(client, table, *NAME)
+        ticks.ran(dg.DagsterRunStatus.SUCCESS)
+        assert not any(ticks.tick() for _ in range(2))
+        assert ticks.skip_reason == "the catalogs have the newest metadata of every table"
 
 
 def test_table_that_one_catalog_lacks_is_registered_again(

@@ -2,13 +2,15 @@
 
 The run that computes a derived table registers it; maintenance changes its metadata afterwards. A
 table is registered again once its metadata has been another one than a catalog's for two ticks, and
-a few times more if that fails. A pointer in Glue that was moved manually stays: the check
-``pointer`` reports it.
+until a run has succeeded: however one ended, the next follows, after a pause if several failed. A
+pointer in Glue that was moved manually stays: the check ``pointer`` reports it.
 """
 
 from __future__ import annotations
 
+import time
 import uuid
+from datetime import UTC, datetime
 
 import dagster as dg
 from pydantic import BaseModel
@@ -23,30 +25,42 @@ from topicberg.orchestration.assets import Lake
 from topicberg.orchestration.assets.tables import KIND, LakeTable
 from topicberg.orchestration.catalogs.catalog import catalogs
 from topicberg.orchestration.jobs import schedules
+from topicberg.orchestration.jobs.watches import MAX_LISTED
 from topicberg.orchestration.resources import Lakehouse
+from topicberg.wording import listed
 
-INTERVAL_SECONDS, MAX_ATTEMPTS = 60, 3
+INTERVAL_SECONDS, MAX_PAUSE_SECONDS = 60, 900
+ATTEMPTS = 3
+"""In a row, one each tick; after them and each further one that fails, there is a longer pause."""
 _TAGS = {KIND: "catalogs"}
+_ACTIVE = [*schedules.UNFINISHED, dg.DagsterRunStatus.CANCELING]
 
 
 class CatalogCursor(BaseModel):
     """Table → its state, as :func:`topicberg.catalogs.glue.registered_state` has it."""
 
     life: str = ""  # Of this cursor, and of none after a reset: makes run keys unique.
-    settled: dict[str, str] = {}  # What catalogs have or had, or too many runs failed to register.
+    settled: dict[str, str] = {}  # What catalogs have or had.
     seen: dict[str, str] = {}  # Of the last tick, where it was not settled.
     requested: dict[str, str] = {}
     run_key: str = ""
     failures: dict[str, int] = {}  # Runs in a row that failed to register a table.
+    due: dict[str, float] = {}  # When the next one is, in seconds since 1970.
     requests: int = 0
 
     def run_ended(self, succeeded: bool) -> CatalogCursor:
         """Return the cursor after the run of the last request."""
+        failures = {name: n for name, n in self.failures.items() if name not in self.requested}
         if succeeded:
             settled = {**self.settled, **self.requested}
-            return self.model_copy(update={"settled": settled, "requested": {}, "failures": {}})
-        failures = {name: self.failures.get(name, 0) + 1 for name in self.requested}
-        return self.model_copy(update={"failures": failures})
+            return self.model_copy(update={"settled": settled, "failures": failures})
+        due, seen = dict(self.due), {**self.seen, **self.requested}
+        for name in self.requested:
+            failures[name] = count = self.failures.get(name, 0) + 1
+            if count >= ATTEMPTS:
+                pause = INTERVAL_SECONDS * 2 ** min(count - ATTEMPTS + 1, 10)
+                due[name] = _now() + min(pause, MAX_PAUSE_SECONDS)
+        return self.model_copy(update={"failures": failures, "due": due, "seen": seen})
 
 
 def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
@@ -67,7 +81,7 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
     ) -> dg.SensorResult | dg.SkipReason:
         tags = _TAGS | location_tags(location_of_sensor(context))
         if busy := schedules.under_way(
-            context.instance, dg.RunsFilter(tags=tags, statuses=schedules.UNFINISHED)
+            context.instance, dg.RunsFilter(tags=tags, statuses=_ACTIVE)
         ):
             return busy  # what changes meanwhile is one request afterwards
         before = stored = CatalogCursor.model_validate_json(context.cursor or "{}")
@@ -95,6 +109,10 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         idle = not behind and after.model_copy(update={"life": stored.life}) == stored
         if idle and problems:
             raise problems[0]
+        if idle and after.due:
+            due = datetime.fromtimestamp(min(after.due.values()), UTC)
+            why = f"runs failed for {listed(sorted(after.due), MAX_LISTED)}"
+            return dg.SkipReason(f"{why}; the next attempt is after {due:%H:%M:%S} UTC")
         if idle:
             return dg.SkipReason("the catalogs have the newest metadata of every table")
         requests = []
@@ -123,14 +141,18 @@ def _is_behind(
     failures = before.failures.get(name, 0)
     if state == before.settled.get(name):
         return False
-    given_up = failures >= MAX_ATTEMPTS and state == before.requested[name]
-    if given_up or (
-        not failures and all(c.is_current(table, iceberg, lakehouse) for c in catalogs().values())
-    ):
+    has_waited = state == before.seen.get(name)
+    due = before.due.get(name, 0.0) if has_waited else 0.0  # a new state is tried at once
+    if not failures and all(c.is_current(table, iceberg, lakehouse) for c in catalogs().values()):
         after.settled[name] = state
-    elif failures or state == before.seen.get(name):
-        after.requested[name], after.failures[name] = state, failures
-        return True
-    else:
-        after.seen[name] = state
-    return False
+        return False
+    is_wanted = _now() >= due and (failures > 0 or has_waited)
+    (after.requested if is_wanted else after.seen)[name] = state
+    if failures:
+        after.failures[name] = failures
+        after.due |= {} if is_wanted else {name: due}
+    return is_wanted
+
+
+def _now() -> float:
+    return time.time()
