@@ -130,7 +130,7 @@ def check_engine(spec: TopicSpec, status: TopicStatus | None, now: datetime) -> 
         "phase": status.shown_phase,
         **{name: getattr(status, name) for name in COUNTERS},
         "rows_skipped": status.rows_skipped,
-        "consumer_lag": sum(status.lag.values()),
+        **({"consumer_lag": sum(status.lag.values())} if status.lag else {}),
     }
     if (note := _paused(status.paused, **facts)) is not None:
         return note

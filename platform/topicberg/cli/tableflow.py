@@ -598,7 +598,7 @@ def status(
             f"{state.rows_committed:,}",
             f"{state.records_skipped:,}",
             f"{state.records_dead_lettered:,}",
-            f"{sum(state.lag.values()):,}",
+            f"{sum(state.lag.values()):,}" if state.lag else "-",
             cell(state.engine or ""),
         )
         for state in states
@@ -641,8 +641,8 @@ def _caption(states: list[TopicStatus]) -> str:
         since += " (the first topic; counting_since_ms of --json has each)"
     return (
         f"{since}: records read; rows written; records skipped, and records dead-lettered, which "
-        "are not in the table. waiting: offsets in Kafka that are not committed. errors: how "
-        "malformed records are handled"
+        "are not in the table. waiting: offsets in Kafka that are not committed (-: not known). "
+        "errors: how malformed records are handled"
     )
 
 

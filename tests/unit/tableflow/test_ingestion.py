@@ -13,10 +13,17 @@ from clocks import Clock
 from confluent_kafka import KafkaError
 from memory_topic import MemoryTopic, memory_topic
 
-from topicberg.errors import LoginError, TopicbergError, UnreachableError, split_hint
+from topicberg.errors import (
+    LoginError,
+    TableflowError,
+    TopicbergError,
+    UnreachableError,
+    split_hint,
+)
 from topicberg.kafka.ends import Ends
 from topicberg.settings import Settings
 from topicberg.tableflow.batch.batch_plan import Commit
+from topicberg.tableflow.service.engine import Ingestor
 from topicberg.tableflow.service.ingestion import Ingestion
 from topicberg.tableflow.service.status import (
     PENDING_SECONDS,
@@ -276,6 +283,21 @@ def test_lag_is_written_at_most_so_often(topic: MemoryTopic) -> None:
     assert one.report.status.lag == {0: 1}
     one.observe(ends(5))
     assert shown(topic).lag == {0: 2}
+
+
+@pytest.mark.parametrize("suspended", [True, False])
+def test_lag_before_the_first_commit_is_all_that_the_log_has(
+    topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch, *, suspended: bool
+) -> None:
+    """Counted from the beginning of the log, which retention moved."""
+    topic.beginning = {0: 1}
+    refused = (TableflowError if suspended else TopicbergError)("the batch is refused")
+    monkeypatch.setattr(Ingestor, "_written", Mock(side_effect=refused))
+    one = started(topic)
+    assert one.held == {0: 1}
+    one.observe(ends(3))
+    status = shown(topic)
+    assert (status.suspended, status.end_offsets, status.lag) == (suspended, {}, {0: 2})
 
 
 @pytest.fixture

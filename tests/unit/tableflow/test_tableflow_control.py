@@ -387,6 +387,19 @@ def test_status_metrics_and_check_have_the_same_numbers(
     assert facts["consumer_lag"] == sum(document["lag"].values()) == 304
 
 
+@pytest.mark.parametrize(("lag", "shown"), [({}, "-"), ({0: 0}, "0"), ({0: 3, 1: 4}, "7")])
+def test_records_that_wait_are_not_0_while_their_number_is_unknown(
+    config: Settings, capsys: pytest.CaptureFixture[str], lag: dict[int, int], shown: str
+) -> None:
+    status = TopicStatus(topic="orders", phase="FAILED", suspended=True, lag=lag)
+    write_status(config, status.model_copy(update=dict.fromkeys(COUNTERS, 9)))
+    cli.status("orders")
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if "SUSPENDED" in line)
+    assert shown in row.split()
+    facts = check_engine(control.find_topic(config, "orders"), status, datetime.now(UTC)).facts
+    assert facts.get("consumer_lag") == (sum(lag.values()) if lag else None)
+
+
 def test_a_message_is_shown_as_it_is(
     config: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -127,6 +127,7 @@ class Ingestor:
         self._stops_early = True  # Whether a batch that names new schemas is begun again at once.
         self.report_progress: Callable[[str], None] = lambda _: None
         """Called with what a step does that takes long."""
+        self.start: Offsets = {}  # Where the last planned batch starts; empty: not known yet.
         self.current_offsets: Offsets = {}
         self.current_ms: int | None = None
         """When the topic was last seen to have no record after ``current_offsets``."""
@@ -244,7 +245,7 @@ class Ingestor:
         self.limits.end_at(ends)
         offsets = filled[0].offsets
         self.limits.learn(filled[0].committed.batch_size)
-        start = {**log.beginning, **offsets}
+        self.start = start = {**log.beginning, **offsets}
         failing, requested = dict[PartitionOffset, skips.Skip](), set[PartitionOffset]()
         for into in tables:
             failing |= still_failing(self.spec, self.config, into.table, start)

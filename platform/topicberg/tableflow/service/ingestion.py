@@ -85,8 +85,9 @@ class Ingestion:
     @property
     def held(self) -> Offsets | None:
         """The first offset of each partition that the table lacks; None: not known yet."""
-        is_known = self._ingestor is not None or self.report.status.paused
-        return (self.report.status.end_offsets or None) if is_known else None
+        if (ingestor := self._ingestor) is None and not self.report.status.paused:
+            return None
+        return self.report.status.end_offsets or (ingestor and ingestor.start) or None
 
     @property
     def is_small(self) -> bool:
@@ -117,11 +118,11 @@ class Ingestion:
             self.report.note_readable()
             self.log.ends = ends
             status = self.report.status
-            if not status.end_offsets:
+            if not (offsets := self.held):
                 return {}
-            lag = self.log.lag(status.end_offsets)
+            lag = self.log.lag(offsets)
             if self._ingestor is not None and not any(lag.values()):
-                self._ingestor.current_offsets = status.end_offsets
+                self._ingestor.current_offsets = offsets
                 self._ingestor.current_ms = int(time.time() * 1000)
             transactions, new = self.log.open_transactions(status.open_transactions)
             self.report.note_log(lag, transactions, write_seconds)

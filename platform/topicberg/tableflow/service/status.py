@@ -101,7 +101,8 @@ class TopicStatus(BaseModel):
     snapshot_id: int | None = None
     committed_at_ms: int | None = None
     end_offsets: Offsets = {}
-    lag: Offsets = {}  # Offsets not yet committed: records, ends of transactions, and gaps.
+    lag: Offsets = {}
+    """Offsets not yet committed: records, ends of transactions, and gaps; empty: not known."""
     open_transactions: dict[int, OpenTransaction] = {}  # Records after them cannot be read yet.
     rows_committed: int = 0  # rows that commits added to the table
     rows_skipped: int = 0  # Records left out since the table was created, skipped or dead-lettered.
