@@ -6,7 +6,7 @@ sensors have seen. Earlier evaluations only keep it from being too strict.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -16,12 +16,20 @@ from pyiceberg.table import Table
 
 from topicberg.checks import check
 from topicberg.checks.finding import Finding, age, from_ms, good, judge_delay
-from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, union
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, common, union
 from topicberg.iceberg.snapshots import changes_rows, changes_since, held_hours
 from topicberg.iceberg.summaries import summary
 from topicberg.topics import TopicSpec
 from topicberg.transforms import derivation, publish, target, upsert_view, windows
-from topicberg.transforms.unread import Known, SourceTable, computable, held, late_rows, unread
+from topicberg.transforms.unread import (
+    Known,
+    Read,
+    SourceTable,
+    computable,
+    held,
+    late_rows,
+    unread,
+)
 from topicberg.transforms.versions import computed_by, outdated, unused_columns
 from topicberg.wording import count
 
@@ -157,10 +165,15 @@ def check_up_to_date(
             name: late_rows(source, [*expired[name], *everything[name].late])
             for name, source in sources.items()
         }
-        facts["late_rows"] = sum(rows.values())
+        later = partitions(_later_hours(sources, read, this_hour + 1))
+        facts |= {"late_rows": sum(rows.values()), "later_partitions": len(later)}
         until = first_hour if any(expired.values()) else None
         is_late = any(progress.late for progress in everything.values())
-        return good(_all_read(names, until, rows, is_late=is_late), **facts)
+        message = _all_read(names, until, rows, is_late=is_late)
+        if later:
+            number = count(len(later), "partition")
+            message += f"; rows of later hours in {number} ({_range(later)}) wait for their time"
+        return good(message, **facts)
     # Hours that look back at a row may lie in the future; they can be computed when they come.
     oldest = from_ms(min(max(start, each.start * 3_600_000) for each, start in due))
     unread_sources = ", ".join(name for name, progress in read.items() if progress.unread)
@@ -173,6 +186,16 @@ def check_up_to_date(
 
 def _range(keys: Sequence[str]) -> str:
     return keys[0] if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
+
+
+def _later_hours(
+    sources: Mapping[str, SourceTable], read: Mapping[str, Read], start: int
+) -> Iterator[Hours]:
+    """Yield the hours from one on of which sources have rows that were not read."""
+    for name, source in sources.items():
+        later = [Hours(max(each.start, start), each.stop) for each in read[name].unread]
+        if any(later) and not source.whole:
+            yield from common(held_hours(source.table, source.time), later)
 
 
 def _all_read(
@@ -243,12 +266,12 @@ def _outdated_hours(
         if not source.whole:
             ranges += (source.reached(hour, now) for hour in held_hours(source.table, source.time))
     end = int(now.timestamp()) // 3600 + 1
-    common = (
+    shared = (
         Hours(max(hours.start, other.start, first_hour), min(hours.stop, other.stop, end))
         for hours in union(ranges)
         for other in old
     )
-    return union(each for each in common if each)
+    return union(each for each in shared if each)
 
 
 def _memory(before: Any) -> Memory | None:

@@ -198,6 +198,20 @@ def test_what_changes_nothing_is_not_waited_for(pair: Pair) -> None:
     assert pair.check(60, remember=False).passed
 
 
+def test_rows_of_a_later_hour_are_named_until_it_is_computed(pair: Pair) -> None:
+    later = int(datetime.now(UTC).timestamp()) // 3600 - FIRST + 3
+    pair.arrive(9, later)
+    pair.compute(9, 9)
+    found = pair.check()
+    assert (found.passed, found.facts["later_partitions"]) == (True, 1)
+    assert found.what == (
+        "everything that its sources hold was read; "
+        f"rows of later hours in 1 partition ({later}) wait for their time"
+    )
+    pair.compute(later, later)
+    assert pair.check().facts["later_partitions"] == 0
+
+
 def test_expired_computations_are_not_forgotten(pair: Pair) -> None:
     """The writes of older hours expired, and no evaluation is remembered."""
     for hour in range(6):
