@@ -16,7 +16,7 @@ from pyiceberg.table import Table
 
 from topicberg.checks import check
 from topicberg.checks.finding import Finding, age, from_ms, good, judge_delay
-from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, common, union
+from topicberg.iceberg.hours import BEFORE_EVERYTHING, Hours, common, gaps, union
 from topicberg.iceberg.snapshots import changes_rows, changes_since, held_hours
 from topicberg.iceberg.summaries import summary
 from topicberg.topics import TopicSpec
@@ -146,7 +146,10 @@ def check_up_to_date(
     )
     old_keys: Sequence[str] = ()
     if table and (versions := outdated(computed_by(table), version, first_partition)):
-        old_keys = partitions(_outdated_hours(table, time, sources, versions, now, first_hour))
+        pending = union(Hours(*each[:2]) for progress in read.values() for each in progress.unread)
+        old_keys = partitions(
+            _outdated_hours(table, time, sources, versions, now, first_hour, pending)
+        )
     names = unused_columns(table)
     facts = {
         "unread_partitions": len(keys),
@@ -259,12 +262,15 @@ def _outdated_hours(
     old: Sequence[Hours],
     now: datetime,
     first_hour: int,
+    pending: Sequence[Hours],
 ) -> list[Hours]:
-    """Return which of the old hours, up to now, have rows here or in sources."""
-    ranges = [*held_hours(table, time)]
+    """Return which of the old hours, up to now, have rows here, or rows in sources and are not
+    pending: an hour that was never computed has only the version of the hours before it."""
+    ranges, rest = [*held_hours(table, time)], [*gaps(pending)]
     for source in sources.values():
         if not source.whole:
-            ranges += (source.reached(hour, now) for hour in held_hours(source.table, source.time))
+            hours = (source.reached(hour, now) for hour in held_hours(source.table, source.time))
+            ranges += common(hours, rest)
     end = int(now.timestamp()) // 3600 + 1
     shared = (
         Hours(max(hours.start, other.start, first_hour), min(hours.stop, other.stop, end))

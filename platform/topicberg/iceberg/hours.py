@@ -76,6 +76,13 @@ def without(ranges: Iterable[Hours], removed: Hours) -> list[Hours]:
     return union(part for part in before + after if part)
 
 
+def gaps(ranges: Iterable[Hours]) -> list[Hours]:
+    """Return all hours that are not in the ranges."""
+    bounds = (bound for hours in union(ranges) for bound in (hours.start, hours.stop))
+    ends = [EVERYTHING.start, *bounds, EVERYTHING.stop]
+    return union(Hours(*pair) for pair in zip(ends[::2], ends[1::2], strict=True))
+
+
 def common(ranges: Iterable[Hours], others: Iterable[Hours]) -> list[Hours]:
     """Return the hours that are in both, in as few ranges as possible."""
     found, first, second = list[Hours](), union(ranges), union(others)

@@ -110,14 +110,14 @@ def compute(tables: tuple[Table, Table], version: str, first: int, stop: int, **
     _drop_unused(plan(version), target.refresh(), unused)
 
 
-def check(tables: tuple[Table, Table], version: str) -> Finding:
+def check(tables: tuple[Table, Table], version: str, minutes: int = 0) -> Finding:
     source, target = tables
     return check_up_to_date(
         target.refresh(),
         "at",
         {"shop.orders": SourceTable(source, "at")},
         30,
-        datetime.now(UTC),
+        datetime.now(UTC) + timedelta(minutes=minutes),
         None,
         lambda ranges: [f"{h - FIRST:02}" for hours in ranges for h in hours if h >= FIRST],
         lambda keys: f"compute {' '.join(keys)}",
@@ -163,6 +163,18 @@ def test_changed_function_is_reported_until_all_is_computed_again(
     assert tables[1].refresh().schema().column_names == ["at", "id"]
     assert check(tables, "b").passed
     assert check(tables, "a").facts["outdated_partitions"] == 4
+
+
+def test_hour_that_was_never_computed_is_of_no_other_version(tables: tuple[Table, Table]) -> None:
+    """What was recorded of the hours after the last computed ones is an older version."""
+    compute(tables, "a", 0, 4, id=1, old=1)
+    compute(tables, "b", 0, 4, id=2, old=2)
+    tables[0].append(pa.Table.from_pylist([{"at": START + timedelta(hours=5)}], COLUMNS))
+    found = check(tables, "b")
+    assert (found.passed, found.facts["outdated_partitions"]) == (True, 0)
+    assert "in 1 partition (05) were not read yet" in found.what
+    late = check(tables, "b", minutes=31)
+    assert (late.passed, late.remediation) == (False, "compute 05")
 
 
 def test_versions_of_concurrent_runs_are_all_known(tables: tuple[Table, Table]) -> None:
