@@ -33,7 +33,6 @@ INTERVAL_SECONDS, MAX_PAUSE_SECONDS = 60, 900
 ATTEMPTS = 3
 """In a row, one each tick; after them and each further one that fails, there is a longer pause."""
 _TAGS = {KIND: "catalogs"}
-_ACTIVE = [*schedules.UNFINISHED, dg.DagsterRunStatus.CANCELING]
 
 
 class CatalogCursor(BaseModel):
@@ -81,7 +80,7 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
     ) -> dg.SensorResult | dg.SkipReason:
         tags = _TAGS | location_tags(location_of_sensor(context))
         if busy := schedules.under_way(
-            context.instance, dg.RunsFilter(tags=tags, statuses=_ACTIVE)
+            context.instance, dg.RunsFilter(tags=tags, statuses=schedules.ACTIVE)
         ):
             return busy  # what changes meanwhile is one request afterwards
         before = stored = CatalogCursor.model_validate_json(context.cursor or "{}")

@@ -15,6 +15,7 @@ from topicberg.orchestration.resources import Lakehouse
 from topicberg.settings import settings
 
 UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
+ACTIVE = [*UNFINISHED, dg.DagsterRunStatus.CANCELING]  # Those whose process may still run.
 PROJECT = "topicberg/project"
 """Tag of runs that schedules start: the prefix of the project. Another project in the instance has
 jobs of the same names, and a schedule does not know its code location."""

@@ -47,7 +47,6 @@ _FAILURE_REASON, _STEP_FAILED = "dagster/failure_reason", "STEP_FAILURE"
 """Dagster's tag of a failed run, and the value that says that one of its steps failed."""
 _MAX_RUNS, _MAX_REGISTRATIONS = 500, 50  # Runs that a tick reads.
 _FAILED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-_ACTIVE = [*schedules.UNFINISHED, dg.DagsterRunStatus.CANCELING]
 
 
 @dataclass(frozen=True)
@@ -227,7 +226,7 @@ class RequestedRun:
 
     @property
     def is_active(self) -> bool:
-        return self.run.status in _ACTIVE
+        return self.run.status in schedules.ACTIVE
 
     @property
     def has_failed(self) -> bool:
@@ -267,7 +266,7 @@ class RequestedRuns:
         """What runs are computing."""
         return frozenset(
             key
-            for each in self._runs(self.tags(COMPUTATION), _ACTIVE, _MAX_RUNS)
+            for each in self._runs(self.tags(COMPUTATION), schedules.ACTIVE, _MAX_RUNS)
             for key in each.run.asset_selection or ()
         )
 
