@@ -34,6 +34,7 @@ from topicberg.tableflow.service.status import (
 )
 from topicberg.tableflow.service.status_report import StatusReport
 from topicberg.tableflow.service.turn_schedule import LogWatch, TurnSchedule
+from topicberg.tableflow.values import compiling
 from topicberg.topics import TopicSpec, load_topic, requests
 
 HELD = {0: 3}
@@ -169,6 +170,24 @@ def test_status_that_cannot_be_written_is_written_later(topic: MemoryTopic) -> N
     place.rmdir()
     one.observe(ends(3))
     assert shown(topic).phase == "RUNNING"
+
+
+def test_status_says_that_the_first_batch_waits_for_the_decoders(
+    topic: MemoryTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str | None] = []
+
+    def compile_all() -> None:
+        said.append(shown(topic).activity)
+
+    monkeypatch.setattr(compiling, "compile_all", compile_all)
+    one = Ingestion(topic.spec, topic.endpoints, topic.config, UNUSED)
+    compiling.ready.clear()
+    compiling._failure.cache_clear()
+    one.turn()
+    assert said == ["prepares the decoders: the first time, that takes some minutes"]
+    assert shown(topic).activity is None
+    assert shown(topic).rows_committed == 3
 
 
 def test_turn_that_fails_is_tried_again(topic: MemoryTopic, clock: Clock) -> None:

@@ -56,6 +56,7 @@ from topicberg.tableflow.service.topic_table import BatchTable
 from topicberg.tableflow.service.turns import turn
 from topicberg.tableflow.table.batch_commit import SchemasFoundError, result
 from topicberg.tableflow.values import skips
+from topicberg.tableflow.values.compiling import ready
 from topicberg.tableflow.values.memory import ExhaustedError
 from topicberg.tableflow.values.offsets import Batch
 from topicberg.topics import TopicSpec
@@ -368,6 +369,8 @@ class Ingestor:
     def _read(self, plan: BatchPlan, ranges: Ranges) -> list[WrittenBatch]:
         """:raises ExhaustedError: it takes more memory than there is"""
         stops_early = self._stops_early and self._search.isolation is None
+        if not ready.is_set():
+            self.report_progress("prepares the decoders: the first time, that takes some minutes")
         plans = (self.tables[into.number].read_plan(into) for into in plan.tables)
         programs = [replace(each, stops_early=stops_early) for each in plans]
         if sum(end - start for start, end in ranges.values()) == 1:

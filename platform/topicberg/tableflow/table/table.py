@@ -28,6 +28,7 @@ from topicberg.tableflow.layout.message_fields import sameness, twins
 from topicberg.topics.spec import TopicSpec
 
 logger = logging.getLogger(__name__)
+_warn_once = cache(logger.warning)
 
 _PROPERTIES = {
     "write.target-file-size-bytes": str(128 * 1024 * 1024),
@@ -90,13 +91,8 @@ def ensure_table(
     keep_bounds(table, _bounded_columns(spec))
     waiting.note_identity(table, identity)
     for change in waiting.unapplied(table, spec):
-        _warn_once(f"topic {change.topic}: {change.what}; {change.remediation}")
+        _warn_once("%s", f"topic {change.topic}: {change.what}; {change.remediation}")
     return table
-
-
-@cache
-def _warn_once(text: str) -> None:
-    logger.warning("%s", text)
 
 
 def _bounded_columns(spec: TopicSpec) -> list[str]:

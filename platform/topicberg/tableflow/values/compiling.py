@@ -8,6 +8,7 @@ from functools import cache
 from topicberg.errors import TopicbergError
 
 _lock = threading.Lock()
+ready = threading.Event()  # Set once the code is compiled.
 
 
 def compile_all() -> None:
@@ -30,6 +31,7 @@ def _failure() -> str | None:
         compile_all()
     except Exception as error:
         return str(error)
+    ready.set()
     return None
 
 
