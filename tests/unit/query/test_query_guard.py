@@ -118,6 +118,22 @@ def test_not_queries(sql: str, reason: str, engine: Engine) -> None:
         check_reads(sql, engine)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("sql", "hint"),
+    [
+        ("SELECT * FORM t", "mistyped"),
+        ("SELECT 1 FROM t WHER x = 1", "mistyped"),
+        ("SELECT 'it", "close every"),
+        ("SELECT (1", "close every"),
+    ],
+)
+def test_hint_of_what_cannot_be_parsed(sql: str, hint: str, engine: Engine) -> None:
+    with pytest.raises(QueryError) as refused:
+        check_reads(sql, engine)
+    assert hint in str(refused.value.hint)
+
+
 INSERT = "INSERT INTO stock_trades SELECT c FROM x"
 
 
