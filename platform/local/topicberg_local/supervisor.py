@@ -20,6 +20,7 @@ from xmlrpc.client import Fault, ProtocolError, ServerProxy, Transport
 import psutil
 
 from topicberg.errors import StackError
+from topicberg.processes import marked
 from topicberg_local.service import Context, Service, quoted, write_file
 
 STACK_VARIABLE = "TOPICBERG_STACK"
@@ -191,12 +192,8 @@ def launch(context: Context, services: Iterable[Service]) -> None:
 
 def stack_processes(state_dir: Path) -> list[psutil.Process]:
     """Return every process of the stack of this state directory, including orphans."""
-    processes = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if process.environ().get(STACK_VARIABLE) == str(state_dir):
-                processes.append(process)
-    return [process for process in processes if process.pid != os.getpid()]
+    of_stack = [process for process, mark in marked(STACK_VARIABLE) if mark == str(state_dir)]
+    return [process for process in of_stack if process.pid != os.getpid()]
 
 
 def end(processes: list[psutil.Process], patience: float = 10.0) -> None:

@@ -24,7 +24,7 @@ from topicberg.alerts import evaluation, observation, watch
 from topicberg.alerts.settings import AlertSettings, alert_settings
 from topicberg.clients.liveness import Check, answers_http
 from topicberg.files import replace_file
-from topicberg.processes import running
+from topicberg.processes import marked, running
 from topicberg.settings import Settings
 
 SLOW = "the web server does not say"
@@ -98,9 +98,9 @@ def end_orphans(config: Settings) -> int:
     """End the web server and daemon that survived a killed `topicberg ui`, and return how many. Its
     runs go on; its code servers end, as no heartbeat reaches them."""
     orphans = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError, LookupError, ValueError):
-            pid, started, folder = process.environ()[_VARIABLE].split(" ", 2)
+    for process, mark in marked(_VARIABLE):
+        with suppress(psutil.Error, ValueError):
+            pid, started, folder = mark.split(" ", 2)
             is_lost = folder == str(config.state_dir) and not running(int(pid), float(started))
             if is_lost and not _SERVERS.isdisjoint(process.cmdline()):
                 process.kill()
