@@ -59,7 +59,7 @@ def checks(
         missing = sum(check.result == "not evaluated" for check in recorded)
         echo(
             f"{count(len(recorded), 'check')}: {len(wrong)} failing, {missing} not evaluated; "
-            "the job check_tables evaluates them every five minutes"
+            "while Dagster runs, the job check_tables evaluates them every five minutes"
         )
     exit_if(any(check.result == "failed" for check in wrong))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -11,6 +10,7 @@ import boto3
 import dagster as dg
 import pytest
 from botocore.exceptions import ClientError
+from clocks import Clock
 from lakehouses import lakehouse_of
 from memory_instance import memory_instance
 from moto import mock_aws
@@ -103,10 +103,8 @@ def test_a_registration_that_fails_is_requested_again(catalog: SqlCatalog, clien
 
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE])
 def test_registration_is_never_given_up(
-    catalog: SqlCatalog, client: Any, monkeypatch: pytest.MonkeyPatch, status: dg.DagsterRunStatus
+    catalog: SqlCatalog, client: Any, clock: Clock, status: dg.DagsterRunStatus
 ) -> None:
-    clock = [time.time()]
-    monkeypatch.setattr("topicberg.orchestration.jobs.catalogs._now", lambda: clock[0])
     catalog.create_namespace(NAME[0])
     table = catalog.create_table(NAME, Schema(NestedField(1, "id", LongType())))
     table.append(table.schema().as_arrow().empty_table())
@@ -116,12 +114,12 @@ def test_registration_is_never_given_up(
             if ticks.tick():
                 requested.append(minute)
                 ticks.ran(status)
-            clock[0] += INTERVAL_SECONDS
+            clock.now += INTERVAL_SECONDS
         pauses = [after - before for before, after in pairwise(requested)]
         assert pauses[:6] == [1, 1, 3, 5, 9, 16], "the end of a run is noticed a tick later"
         assert {*pauses[6:]} == {MAX_PAUSE_SECONDS // INTERVAL_SECONDS + 1}
         assert "runs failed for stock_total_trades; the next attempt" in ticks.skip_reason
-        clock[0] += MAX_PAUSE_SECONDS
+        clock.now += MAX_PAUSE_SECONDS
         assert ticks.tick()
         glue.register(client, table, *NAME)
         ticks.ran(dg.DagsterRunStatus.SUCCESS)

@@ -148,7 +148,7 @@ def _row(status: ServiceStatus) -> tuple[str, ...]:
     state = status.state if status.running else f"[red]{status.state}"
     memory = f"{status.memory / 2**20:,.0f} MB" if status.memory else ""
     hours, seconds = divmod(int(status.uptime), 3600)
-    uptime = f"{hours}:{seconds // 60:02}:{seconds % 60:02}" if status.running else ""
+    uptime = f"{hours}:{seconds // 60:02}:{seconds % 60:02}" if status.pid else ""
     return status.name, state, str(status.port or ""), str(status.pid or ""), memory, uptime
 
 

@@ -58,7 +58,7 @@ class CatalogCursor(BaseModel):
             failures[name] = count = self.failures.get(name, 0) + 1
             if count >= ATTEMPTS:
                 pause = INTERVAL_SECONDS * 2 ** min(count - ATTEMPTS + 1, 10)
-                due[name] = _now() + min(pause, MAX_PAUSE_SECONDS)
+                due[name] = time.time() + min(pause, MAX_PAUSE_SECONDS)
         return self.model_copy(update={"failures": failures, "due": due, "seen": seen})
 
 
@@ -145,13 +145,9 @@ def _is_behind(
     if not failures and all(c.is_current(table, iceberg, lakehouse) for c in catalogs().values()):
         after.settled[name] = state
         return False
-    is_wanted = _now() >= due and (failures > 0 or has_waited)
+    is_wanted = time.time() >= due and (failures > 0 or has_waited)
     (after.requested if is_wanted else after.seen)[name] = state
     if failures:
         after.failures[name] = failures
         after.due |= {} if is_wanted else {name: due}
     return is_wanted
-
-
-def _now() -> float:
-    return time.time()
