@@ -44,3 +44,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and in its folders, also while others delete some of these, for
+    which Python's ``rglob`` fails."""
+    for place, _, names in os.walk(folder):
+        yield from (Path(place, name) for name in names)

@@ -24,6 +24,7 @@ from topicberg.catalogs.snowflake.names import SnowflakeNames
 from topicberg.catalogs.snowflake.statements import create_table
 from topicberg.dagster.home import dagster_home
 from topicberg.endpoints import Endpoints
+from topicberg.files import files_below
 from topicberg.settings import Settings, settings
 from topicberg.topics import load_topics
 from topicberg_deploy import engine
@@ -190,7 +191,7 @@ def test_secrets_are_in_no_output_log_or_readable_file(deployed: Platform) -> No
     folder = context.config.state_dir
     ours = {
         str(path.relative_to(folder)): content
-        for path in folder.rglob("*")
+        for path in files_below(folder)
         if (content := _exposed(path, folder)) is not None
     }
     assert len(ours) > 10

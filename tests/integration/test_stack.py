@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -21,6 +20,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import NewTopic
 from confluent_kafka.schema_registry import Schema
 from filelock import FileLock
+from living_files import contents
 
 from topicberg.endpoints import Endpoints
 from topicberg.errors import StackNotRunningError
@@ -252,12 +252,7 @@ def test_secrets_stay_in_private_files(stack: Endpoints) -> None:
     for secret in secrets:
         assert secret not in arguments
         assert secret not in logs
-    assert mode(folder) == 0o700
-    for path in folder.rglob("*"):
-        small = path.is_file() and path.stat().st_size < 1_000_000
-        if small and any(secret.encode() in path.read_bytes() for secret in secrets):
-            assert mode(path) == 0o600, path
-
-
-def mode(path: Path) -> int:
-    return stat.S_IMODE(path.stat().st_mode)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    for path, permissions, content in contents(folder):
+        if any(secret.encode() in content for secret in secrets):
+            assert permissions == 0o600, path

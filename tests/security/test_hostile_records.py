@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import time
@@ -25,6 +26,7 @@ from confluent_kafka.schema_registry import Schema
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from hostile import SCHEMAS, SUBSTITUTION, VALID, Kind, records, schemas, zigzag
 from kafka_topics import ORDER, Topic, avro, encode
+from living_files import contents
 from typer.testing import CliRunner
 from waiting import wait_until
 
@@ -126,8 +128,8 @@ def secrets() -> list[str]:
 
 def files_with(texts: list[str], folder: Path) -> list[Path]:
     needles = [text.encode() for text in texts]
-    files = (file for file in folder.rglob("*") if file.is_file())
-    return [file for file in files if any(needle in file.read_bytes() for needle in needles)]
+    files = contents(folder, math.inf)
+    return [path for path, _, content in files if any(needle in content for needle in needles)]
 
 
 @dataclass

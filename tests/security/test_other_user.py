@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from living_files import contents
 from other_user import as_other_user, needs_users
 
 from topicberg.endpoints import Endpoints
@@ -156,9 +157,7 @@ def test_tokens_are_only_in_private_files(stack: Endpoints) -> None:
             processes += path.read_text(errors="replace")
     for secret in secrets:
         assert secret not in processes
-    for path in folder.rglob("*"):
-        if path.is_file() and path.stat().st_size < 1_000_000:
-            content = path.read_bytes()
-            if any(secret.encode() in content for secret in secrets):
-                assert path.stat().st_mode & 0o077 == 0, path
-                assert "logs" not in path.relative_to(folder).parts, path
+    for path, permissions, content in contents(folder):
+        if any(secret.encode() in content for secret in secrets):
+            assert permissions & 0o077 == 0, path
+            assert "logs" not in path.relative_to(folder).parts, path

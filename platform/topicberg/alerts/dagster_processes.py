@@ -23,7 +23,7 @@ import requests
 from topicberg.alerts import evaluation, observation, watch
 from topicberg.alerts.settings import AlertSettings, alert_settings
 from topicberg.clients.liveness import Check, answers_http
-from topicberg.files import replace_file
+from topicberg.files import files_below, replace_file
 from topicberg.processes import marked, running
 from topicberg.settings import Settings
 
@@ -246,7 +246,7 @@ def storage_problem(config: Settings) -> str | None:
     folder = config.state_dir / "dagster"
     if (full := watch.full_disk(folder)) is not None:
         return full
-    for path in sorted(folder.rglob("*.db")):
+    for path in sorted(p for p in files_below(folder) if p.suffix == ".db"):
         try:
             uri = f"{path.as_uri()}?mode=rw"
             with closing(sqlite3.connect(uri, timeout=0.5, uri=True)) as connection:

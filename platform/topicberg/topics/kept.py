@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from topicberg.errors import SpecError, TopicbergError
-from topicberg.files import update_file
+from topicberg.files import files_below, update_file
 from topicberg.project import FILE
 from topicberg.settings import Settings
 from topicberg.topics.deadletters import dead_letter_specs
@@ -122,7 +122,7 @@ def spec_files(config: Settings, *more: Path) -> Files:
         config.project_root / FILE,
         *component_files(config),
         *more,
-        *config.schemas_dir.rglob("*"),
+        *files_below(config.schemas_dir),
     ]
     for folder in (config.topics_dir, *more):
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as listing:

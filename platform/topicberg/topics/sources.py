@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from topicberg.errors import SpecError
+from topicberg.files import files_below
 from topicberg.settings import Settings
 
 COMPONENT, COMPONENT_FILE = "topicberg.Topic", "defs.yaml"
@@ -56,7 +57,8 @@ def sources(config: Settings) -> Iterator[SpecSource]:
 def component_files(config: Settings) -> list[Path]:
     """Return the files of Dagster's components, whatever these are."""
     defs = config.project.defs
-    return sorted((config.project_root / defs).rglob(COMPONENT_FILE)) if defs else []
+    files = files_below(config.project_root / defs) if defs else ()
+    return sorted(path for path in files if path.name == COMPONENT_FILE)
 
 
 def _component(path: Path, file: str) -> Iterator[SpecSource]:
