@@ -26,7 +26,7 @@ from topicberg.settings import settings
 from topicberg.tableflow.service.status import read_status
 from topicberg_local import stack as local_stack
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 HOLD_SECONDS = 15.0
 RECOVERY_SECONDS = 300.0

@@ -37,7 +37,7 @@ from topicberg.topics import TopicSpec
 from topicberg_local import health
 from topicberg_local import stack as local_stack
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 PATIENCE_SECONDS = 180.0
 LAG = "check iceberg/…:kafka_lag"

@@ -22,7 +22,7 @@ from kafka_topics import ORDER, Topic
 from topicberg.errors import TopicbergError
 from topicberg.errors.meaning import explain
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 _RESET = struct.pack("ii", 1, 0)

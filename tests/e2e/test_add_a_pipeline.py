@@ -14,7 +14,7 @@ from repository import PROJECT_ROOT
 from topicberg.endpoints import Endpoints
 from topicberg.kafka import topics as kafka
 
-pytestmark = [pytest.mark.e2e, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.integration, pytest.mark.slow]
 
 DOCUMENT = PROJECT_ROOT / "docs" / "add-a-pipeline.md"
 FOLDERS = re.compile(r"^(topics|schemas)/")

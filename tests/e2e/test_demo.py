@@ -18,12 +18,7 @@ from topicberg.query import QueryError, run_query
 from topicberg.settings import settings
 from topicberg_local.datagen.runner import run_here
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.integration,
-    pytest.mark.project,
-    pytest.mark.timeout(900),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.integration, pytest.mark.project]
 
 TOTALS = "stock_trades_with_totals"
 

@@ -17,7 +17,7 @@ from repository import DISTRIBUTIONS, PROJECT_ROOT
 
 from topicberg.cli.init import CONSTRAINTS
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e]
 
 UV = str(Path(sys.executable).with_name("uv"))
 INSTALL = [UV, "pip", "install", "--quiet", "--python", "venv/bin/python"]

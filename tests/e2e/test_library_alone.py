@@ -28,7 +28,7 @@ from topicberg.kafka import consumer
 from topicberg.kafka.topics import TopicLog, topic_log
 from topicberg_local import jars
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 _PROPERTIES = """\

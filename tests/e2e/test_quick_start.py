@@ -11,7 +11,7 @@ from repository import PROJECT_ROOT
 
 from topicberg.endpoints import Endpoints
 
-pytestmark = [pytest.mark.e2e, pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.integration, pytest.mark.slow]
 
 
 @pytest.mark.parametrize(("name", "blocks"), [("quick-start.md", 4), ("add-a-topic.md", 1)])

@@ -35,7 +35,7 @@ from topicberg.transforms.unread import unread
 from topicberg.transforms.versions import computed_by, outdated
 from topicberg.transforms.windows import FOREVER, Window
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration]
 
 START = datetime(2026, 1, 2, tzinfo=UTC)
 FIRST = int(START.timestamp()) // 3600

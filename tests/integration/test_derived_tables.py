@@ -45,7 +45,7 @@ from topicberg.testing import rows, topic_frame
 from topicberg.topics import load_topic
 from topicberg_local.datagen.producer import avro_encoder
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration]
 
 Row = dict[str, Any]
 START = datetime(2026, 1, 1, tzinfo=UTC)

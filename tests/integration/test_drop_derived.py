@@ -23,7 +23,7 @@ from topicberg.settings import settings
 from topicberg.topics import load_topic
 from topicberg.transforms.target import COMPUTED
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration]
 
 
 def drop(table: str, *options: str, answer: str | None = None) -> Result:

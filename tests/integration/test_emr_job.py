@@ -49,7 +49,7 @@ from topicberg_deploy.aws.bucket import CODE, JOBS
 from topicberg_deploy.aws.emr import PYTHON
 from topicberg_local import jars, spark
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 TABLE = "flagged_stock_trades"
 """It looks back and takes parameters: what a job run could get wrong."""

@@ -22,12 +22,7 @@ from topicberg.settings import settings
 from topicberg.tableflow.values.commit import committed
 from topicberg.topics import load_topic
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.project,
-    pytest.mark.alone,
-    pytest.mark.timeout(400),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.project, pytest.mark.alone]
 
 RECORDS = int(os.environ.get("TOPICBERG_TEST_RECORDS", 60_000))
 """The whole million takes two minutes; it is run with TOPICBERG_TEST_RECORDS=1000000.

@@ -180,7 +180,6 @@ def damage(topic: Topic, value: bytes) -> None:
 FAILING = "partition 1, offset 6: the record cannot be decoded: "
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("mode", ["SUSPEND", "SKIP"])
 @pytest.mark.parametrize("has_backlog", [False, True])
 def test_a_failing_record_behind_a_part_is_not_of_the_part(

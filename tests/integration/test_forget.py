@@ -48,7 +48,7 @@ from topicberg.transforms.derived import write_window
 from topicberg.transforms.upsert_view import UpsertView, refresh
 from topicberg.transforms.windows import Window
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration]
 
 SECRET = "alice@example.org"
 Make = Callable[..., Topic]

@@ -26,7 +26,7 @@ from topicberg.tableflow.service.engine import Ingestor, run_once
 from topicberg.topics import load_topic, load_topics
 from topicberg_local.datagen.runner import run_here
 
-pytestmark = [pytest.mark.integration, pytest.mark.project, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.project]
 
 TOPIC, TOTALS = "stock_trades", "stock_trades_with_totals"
 DERIVED = tuple(

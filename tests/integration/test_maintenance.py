@@ -283,7 +283,6 @@ def test_compaction_beside_ingestion(make_topic: MakeTopic) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
 def test_spark_is_killed_while_it_compacts(topic: Topic, kill_service: KillService) -> None:
     table = topic.table()
     for number in range(40):

@@ -40,7 +40,7 @@ from topicberg.topics.spec import KeySpec, TableflowSpec
 from topicberg.transforms import publish as publishing
 from topicberg.transforms.publish import STATE_TOPIC, Published, PublishError, publish
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.integration]
 
 START = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=1)
 """Not long ago: Kafka deletes records whose own time is past the topic's retention."""

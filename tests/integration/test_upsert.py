@@ -134,7 +134,6 @@ def test_long_keys_are_hashed_and_null_keys_refused(make_topic: Callable[..., To
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_missed_deletes_are_detected_and_applied(make_topic: Callable[..., Topic]) -> None:
     """Kafka's cleaner removes tombstones while the engine is away."""
     topic = make_topic(COMPACTED, write_mode="upsert", key={"format": "string"})

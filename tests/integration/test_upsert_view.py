@@ -18,7 +18,7 @@ from topicberg.testing import create_table, rows, topic_frame
 from topicberg.transforms.spark_tables import spark_name
 from topicberg.transforms.upsert_view import UpsertView, refresh
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration]
 
 Row = dict[str, Any]
 START = datetime(2026, 4, 1, tzinfo=UTC)

@@ -27,7 +27,7 @@ from topicberg.transforms.unread import unread
 from topicberg.transforms.upsert_view import UpsertView, refresh
 from topicberg.transforms.windows import WINDOW, Window
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.integration]
 
 START = datetime(2026, 1, 1, 10, tzinfo=UTC)
 HOURS = 3

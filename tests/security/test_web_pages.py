@@ -29,7 +29,7 @@ from topicberg.settings import settings
 from topicberg_local import state
 from topicberg_local.ports import choose
 
-pytestmark = [pytest.mark.integration, pytest.mark.project, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.project]
 
 MUTATION = 'mutation { setConcurrencyLimit(concurrencyKey: "attacked", limit: 7) }'
 LIMITS = "{ instance { concurrencyLimits { concurrencyKey } } }"

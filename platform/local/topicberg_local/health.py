@@ -27,9 +27,8 @@ from topicberg_local.progress import Report
 from topicberg_local.service import Context, Service
 from topicberg_local.supervisor import Control, log_file
 
-START_SECONDS = 420.0
-"""Spark has needed more than 180 on two cores with fifteen busy processes. What ends is not waited
-for."""
+START_SECONDS = 600.0
+"""Two slow cores with thirty busy processes have needed 370. What ends is not waited for."""
 EXITS = 3
 """A service that ends so often while it is waited for does not start."""
 _TELLING = re.compile(r"error|exception|fatal|cannot|refused|denied|corrupt", re.IGNORECASE)

@@ -47,7 +47,7 @@ from topicberg_deploy.aws.iam import document as as_document
 from topicberg_deploy.aws.lake_formation import LakeGrant
 from topicberg_deploy.aws.permissions import CALLS, Deployed, Purpose, ci_role, policy
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow]
 
 ACCOUNT = "123456789012"
 TOPIC = "parcels"
