@@ -150,7 +150,8 @@ def _refuse_silent(control: supervisor.Control) -> None:
     if not control.has_ended():
         raise StackError(
             "the supervisor of the local stack does not answer",
-            hint="run `topicberg down`, which ends it, then `topicberg up`",
+            hint="if a signal stopped it, `kill -CONT` its process lets it continue; else run "
+            "`topicberg down`, which ends it, then `topicberg up`",
         )
 
 
@@ -177,11 +178,13 @@ def down(config: Settings, report: Report | None = None) -> bool:
         with ExitStack() as undo:
             if state.note_stopped(config):
                 undo.callback(state.stopped_file(config).unlink, missing_ok=True)
+            endpoints = state.forget_endpoints(config)  # no sensor requests a run without them
+            undo.callback(state.restore_endpoints, config, endpoints)
             end_runs(config, report.stopping)  # a run may hold the lock: it starts the stack
             with FileLock(state.lock_file(config), timeout=60):
                 undo.pop_all()
                 state.note_stopped(config)  # an `up` that had the lock has removed it
-                return _down(config, report)
+                return _down(config, report) or endpoints is not None
     except Timeout:
         raise StackError(
             "the stack is being started by another command", hint="wait for it, then try again"
@@ -202,7 +205,7 @@ def _down(config: Settings, report: Report) -> bool:
     stopped = _stop(config, context, report)
     if lost_ui(config):
         forget_ui(config)
-    return state.forget_endpoints(config) or stopped
+    return state.forget_endpoints(config) is not None or stopped
 
 
 def _stop(config: Settings, context: Context | None, report: Report) -> bool:

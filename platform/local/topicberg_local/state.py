@@ -198,12 +198,20 @@ def save_endpoints(config: Settings, services: dict[str, str | None], endpoints:
     write_file(runtime_file(config), json.dumps(document, indent=1))
 
 
-def forget_endpoints(config: Settings) -> bool:
-    """Remove ``runtime.json``; return False if there was none."""
-    path = runtime_file(config)
-    existed = path.exists()
-    path.unlink(missing_ok=True)
-    return existed
+def forget_endpoints(config: Settings) -> str | None:
+    """Remove ``runtime.json``; return its text, or None if there was none."""
+    try:
+        text = runtime_file(config).read_text(errors="replace")
+    except FileNotFoundError:
+        return None
+    runtime_file(config).unlink(missing_ok=True)
+    return text
+
+
+def restore_endpoints(config: Settings, text: str | None) -> None:
+    """Write ``runtime.json`` again, unless a start has written another one."""
+    if text is not None and not runtime_file(config).exists():
+        write_file(runtime_file(config), text)
 
 
 def has_endpoints(config: Settings) -> bool:

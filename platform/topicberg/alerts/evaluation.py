@@ -183,8 +183,10 @@ def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, li
         resolved |= alerts.keys() - {work.kind for work in pending}
         if run.succeeded or run.retried:
             continue
-        if run.errors and all(error.of_blocking_check for error in run.errors):
-            continue  # the alert of the check reports it
+        if run.errors and all(error.is_no_fault for error in run.errors):
+            continue
+        if open_assets - frozenset().union(*(w.assets for w in pending if w.kind == key)):
+            resolved.add(key)  # a fault of other tables, whose owners do not know of it
         others = [work for work in pending if work.kind != key or work.after(left)]
         pending, alerts[key] = [*others, left], _failure(run, key, ui)
     pending = [rest for work in pending if (rest := _left(work, alerts[work.kind], seen))]
@@ -194,7 +196,7 @@ def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, li
         alerts[kind].model_copy(update={"cause": None, "waits": _TIMED_OUT in alerts[kind].what})
         for kind in kinds
     ]
-    # Resolved, and failed again since the last evaluation: that is another fault of the same key.
+    # Resolved, and failed since the last evaluation: that is another fault of the same key.
     again = resolved & {alert.key for alert in faults}
     update = {
         "alerts": {key: alert for key, alert in state.alerts.items() if key not in again},

@@ -66,6 +66,11 @@ class StepError:
     chain: tuple[str, ...]  # As Dagster stores it (``module.Class: message``), outermost first.
     of_blocking_check: bool = False  # The step failed only because a blocking check did.
 
+    @property
+    def is_no_fault(self) -> bool:
+        """Whether the alert of a check reports it, or a user stopped the stack."""
+        return self.of_blocking_check or any("StackNotRunningError: " in t for t in self.chain)
+
 
 @dataclass(frozen=True)
 class EndedRun:

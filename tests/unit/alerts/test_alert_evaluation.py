@@ -24,7 +24,7 @@ from topicberg.alerts.observation import (
 from topicberg.alerts.outages import LEFTOVER, MARGIN
 from topicberg.checks.finding import Finding
 from topicberg.checks.topic import check_engine
-from topicberg.errors import TopicbergError, UnreachableError, split_hint
+from topicberg.errors import StackNotRunningError, TopicbergError, UnreachableError, split_hint
 from topicberg.tableflow.service.status import TopicStatus, Unavailable
 from topicberg.topics import load_topic
 
@@ -238,6 +238,30 @@ def failed_run(text: str, at: datetime = NOW, kind: str = "check_tables") -> End
 
 def watched(key: str, since: datetime = NOW) -> dict[str, Alert]:
     return {key: Alert(key=key, title="", what="", severity="error", since=since, link="")}
+
+
+def test_run_that_finds_the_supervisor_silent_follows_from_it_also_afterwards() -> None:
+    operator, text = Operator(), "the supervisor of the local stack does not answer"
+    operator.tick(replace(QUIET, elsewhere=watched("service supervisor")))
+    operator.tick(replace(QUIET, at=NOW + timedelta(seconds=30), runs=[failed_run(text)]))
+    assert operator.sent == []
+
+
+def test_failure_of_other_tables_is_sent_beside_one_that_lasts() -> None:
+    operator, one, two = Operator(), failed_run("a"), failed_run("a")
+    other = replace(two, planned=frozenset({"iceberg/orders", "iceberg/users"}))
+    assert operator.tick(replace(QUIET, runs=[one])) == [("firing", "run check_tables")]
+    assert operator.tick(replace(QUIET, runs=[two])) == []
+    assert operator.tick(replace(QUIET, runs=[other])) == [("firing", "run check_tables")]
+    assert operator.state.alerts["run check_tables"].assets == ("iceberg/orders", "iceberg/users")
+    assert operator.tick(replace(QUIET, runs=[one, other])) == []
+    done = EndedRun("r2", "check_tables", True, False, NOW, other.planned, other.planned)
+    assert operator.tick(replace(QUIET, runs=[done])) == [("resolved", "run check_tables")]
+
+
+def test_run_that_fails_as_a_user_stopped_the_stack_is_no_fault() -> None:
+    stopped = text(StackNotRunningError("the local stack is stopped: `topicberg down` has ended"))
+    assert faults(replace(QUIET, runs=[run("dagster.StepError: a step failed", stopped)])) == []
 
 
 @pytest.mark.parametrize("key", TEXTS)
