@@ -31,7 +31,8 @@ _DAGSTER = ("dagster_code", "dagster_daemon", "dagster_webserver")
 _WAITED_FOR = [SERVICE + key for key in (*(each.key for each in SERVICES.values()), *_DAGSTER)]
 _NAMED = re.compile(
     r"(?:Tableflow keeps failing and retries: )?(?:(?:\w+ )?[^\s:]{1,300}: ){0,2}"
-    r"((?P<plain>a disk is full|/[^\n]{0,300}/(?:credentials|ports|runtime)\.json is damaged)\b.*|"
+    r"((?P<plain>a disk is full|the supervisor of the local stack does not answer|"
+    r"/[^\n]{0,300}/(?:credentials|ports|runtime)\.json is damaged)\b.*|"
     r"(?P<login>the login to )?"
     rf"(?P<service>{'|'.join(_KEYS)})(?: at \S+| \(s3\))?(?: \((?:[^()]|\([^()]*\))*\))? "
     r"(?P<verb>does not answer|does not list its topics|cannot be reached|"
