@@ -72,6 +72,7 @@ from topicberg.orchestration.jobs.alerts import (
 )
 from topicberg.orchestration.jobs.observation import REREAD_SECONDS, ReadBefore, observe
 from topicberg.orchestration.jobs.table_jobs import CHECK, check_schedule
+from topicberg.orchestration.jobs.watches import ATTEMPT
 from topicberg.orchestration.resources import RESOURCES
 from topicberg.settings import Settings, settings
 from topicberg.tableflow.service.status import TopicStatus, note_observation, write_status
@@ -453,15 +454,20 @@ def test_sensor_that_stopped_ticking_is_a_fault(
     assert desk.tick() == [("resolved", "silent alerts")]
 
 
-def test_run_whose_process_was_killed_says_so(desk: Desk) -> None:
+@pytest.mark.parametrize("attempt", [None, "0", "1"])
+def test_run_whose_process_was_killed_says_so(desk: Desk, attempt: str | None) -> None:
+    """The sensor that requested it requests it again, as often as it is killed; once is no news."""
     run = desk.instance.create_run_for_job(
         DEFS.resolve_job_def("shop"),
         status=dg.DagsterRunStatus.STARTED,
         remote_job_origin=RemoteJobOrigin(ORIGIN, "shop"),
+        tags={ATTEMPT: attempt} if attempt else {},
     )
     desk.instance.report_run_failed(run, "The process was terminated by signal 9 (SIGKILL).")
-    assert desk.tick() == [("firing", "run shop")]
-    assert desk.notices()[-1].alert.what == "The process was terminated by signal 9 (SIGKILL)."
+    assert desk.tick() == ([] if attempt == "0" else [("firing", "run shop")])
+    if attempt != "0":
+        what = desk.notices()[-1].alert.what
+        assert what == "The process was terminated by signal 9 (SIGKILL)."
 
 
 def test_failed_run_is_resolved_when_a_sensor_has_done_its_work(desk: Desk) -> None:

@@ -35,6 +35,7 @@ remembers the sensors of those that were renamed."""
 DEFAULT_INTERVAL_SECONDS = 30  # Dagster's, of a sensor that has none.
 _TICKS = 10  # How many ticks are read to find the last one that ended: few can be in progress.
 EVERYTHING_BEFORE = "0"  # Begins the range of the first partition: sorts before all keys.
+_KILLED = " was terminated by signal "  # Dagster's text.
 _SCHEDULE = schedule_name(table_jobs.CHECK)
 _ACTIVE_RUNS = [
     dg.DagsterRunStatus.STARTING,
@@ -167,19 +168,26 @@ def _ended_run(
         failed = {asset for asset in planned if asset.replace("/", "__") in steps}
         materialized = planned & _assets_of(instance, run, events) - failed
         left = _left(instance, run, planned - materialized, partitions)
-    ended = record.end_time
+    ended, errors = record.end_time, () if succeeded else tuple(_errors(instance, run.run_id))
     return observation.EndedRun(
         id=run.run_id,
         kind=run_kind(run),
         succeeded=succeeded,
-        retried=run.tags.get("dagster/will_retry") == "true",
+        retried=run.tags.get("dagster/will_retry") == "true" or _is_requested_again(run, errors),
         ended_at=datetime.fromtimestamp(ended, UTC) if ended else now,
         planned=planned,
         materialized=materialized,
         partitions=partitions,
         left=left,
-        errors=() if succeeded else tuple(_errors(instance, run.run_id)),
+        errors=errors,
     )
+
+
+def _is_requested_again(run: dg.DagsterRun, errors: tuple[observation.StepError, ...]) -> bool:
+    """Return whether a process was killed, which the sensor that requested the run does not take
+    for a fault of its tables, at its first attempt."""
+    is_killed = any(_KILLED in text for error in errors for text in error.chain[:1])
+    return is_killed and run.tags.get(watches.ATTEMPT) == "0"
 
 
 def _left(
