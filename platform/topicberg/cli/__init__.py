@@ -144,7 +144,7 @@ def run(command: Callable[..., Any]) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        if (why := _storage_failure(error)) is None:
+        if (why := _outside_failure(error)) is None:
             raise
         complain(f"error: {why}")
         sys.exit(2)
@@ -153,9 +153,11 @@ def run(command: Callable[..., Any]) -> None:
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
-def _storage_failure(error: Exception) -> str | None:
-    """Return which file or database cannot be used, with a hint; None: it is another failure.
-    Libraries raise the errors of the disk and of SQLite as causes of their own."""
+def _outside_failure(error: Exception) -> str | None:
+    """Return which file, database or service cannot be used, with a hint; None: it is another
+    failure. Libraries raise the errors of the disk and of SQLite as causes of their own."""
+    from topicberg.errors.meaning import classify, explain, is_refused
+
     for cause in causes(error):
         is_of_disk = isinstance(cause, OSError) and cause.errno in _DISK_ERRORS
         if is_of_disk or type(cause).__module__ == "sqlite3":
@@ -168,4 +170,5 @@ def _storage_failure(error: Exception) -> str | None:
             hint = "free some space: `df -h` shows which disk is full"
             why = full_disk(settings().state_dir) or f"{cause.strerror}\n  → {hint}"
             return f"{cause.filename or 'a file'} cannot be written: {why}"
-    return None
+    is_of_service = classify(error) is not None or is_refused(error)
+    return str(explain(" ".join(["topicberg", *sys.argv[1:2]]), error)) if is_of_service else None

@@ -1,15 +1,17 @@
-"""A disk or a database that cannot be used is one message at the command line."""
+"""A disk, database or service that cannot be used is one message at the command line."""
 
 from __future__ import annotations
 
 import errno
 import os
+import socket
 import sqlite3
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import requests
 
 from topicberg.cli import run
 from topicberg.settings import Settings, settings
@@ -75,3 +77,14 @@ def test_full_disk_below_another_error_is_named(
     assert f"x.json cannot be written: its disk is full: 0 MB are left in {folder}" in shown(
         command
     )
+
+
+def test_service_that_is_away_is_no_traceback(shown: Callable[..., str]) -> None:
+    """A server that takes connections, and never answers: as one that a signal stopped."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        text = shown(lambda: requests.get(address, timeout=0.1) and None)
+    assert text.startswith("error: topicberg: a service does not answer: ")
+    assert "see whether every service runs" in text
+    with pytest.raises(ZeroDivisionError):
+        run(lambda: 1 // 0)
