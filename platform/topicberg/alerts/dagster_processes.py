@@ -34,9 +34,9 @@ CODE_PATIENCE, SLOW_PATIENCE, _SLOW = 12.0, 30.0, (SLOW, watch.NO_ANSWER, "does 
 no sensor before its heartbeat is old."""
 UI_START_SECONDS = 180.0  # In which they start on a busy machine; an end is reported at once.
 MAX_HEARTBEAT_AGE = 35.0  # In seconds: each of the daemon's loops writes one every 30.
-MAX_LOOP_AGE, MAX_SCHEDULER_AGE = 50.0, 90.0
-"""In seconds, of the heartbeat of one loop: a busy one takes longer, while others write theirs. The
-scheduler sleeps until the next minute begins."""
+MAX_LOOP_AGE = 90.0
+"""In seconds, of the heartbeat of one loop, while others write theirs: the scheduler sleeps until
+the next minute begins, and the coordinator of runs imports what starts them."""
 LOOPS = {
     "SENSOR": "no sensor ticks",
     "SCHEDULER": "no schedule ticks",
@@ -226,8 +226,7 @@ def daemon_problem(url: str, seconds: float) -> str | None:
     if age > MAX_HEARTBEAT_AGE:
         return f"its last heartbeat was {age:.0f} s ago; it writes one every 30 s"
     for loop, without in LOOPS.items():
-        allowed = MAX_SCHEDULER_AGE if loop == "SCHEDULER" else MAX_LOOP_AGE
-        if loop in required and (age := time.time() - times[loop]) > allowed:
+        if loop in required and (age := time.time() - times[loop]) > MAX_LOOP_AGE:
             return (
                 f"its loop {loop} hangs, so {without}: the last heartbeat of the loop was "
                 f"{age:.0f} s ago\n  → {_LOOP_HINT}"

@@ -282,6 +282,20 @@ def test_heartbeat_is_sent_while_the_engine_works(
     assert handler.requested == ["GET /ping/secret"] * healthy
 
 
+def test_heartbeat_is_sent_although_the_state_cannot_be_written(
+    config: Settings, monkeypatch: pytest.MonkeyPatch, server: tuple[str, type[_Recorded]]
+) -> None:
+    url, handler = server
+    monkeypatch.setenv("TOPICBERG_ALERT_HEARTBEAT_URL", f"{url}/ping/secret")
+    kafka = Service()
+    kafka.why = "frozen"
+    engine, _ = watcher(config, Watched("kafka", kafka, "end it", patience=0))
+    (config.state_dir / watch.STATE_FILE).mkdir()
+    with pytest.raises(OSError, match=watch.STATE_FILE):
+        engine.look()
+    assert handler.requested == ["GET /ping/secret"]
+
+
 def test_heartbeat_that_is_refused_hides_its_address(
     server: tuple[str, type[_Recorded]], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -636,13 +650,13 @@ def test_loop_of_the_daemon_that_hangs_is_reported_with_what_it_does(
     note_old_ui(config, url)
     now = time.time()
     # ASSET is not required, and the scheduler writes once a minute.
-    handler.heartbeats[:] = [now, now - 20, now - 900, now - 65]
+    handler.heartbeats[:] = [now, now - 80, now - 900, now - 65]
     assert dagster(config)[DAEMON](5) is None
-    handler.heartbeats[:] = [now, now - 70]
+    handler.heartbeats[:] = [now, now - 95]
     why, hint = split_hint(dagster(config)[DAEMON](5) or "")
     assert why == (
         "its loop QUEUED_RUN_COORDINATOR hangs, so no queued run starts: the last heartbeat of the "
-        "loop was 70 s ago"
+        "loop was 95 s ago"
     )
     assert "`kill -CONT PID`" in (hint or "")
 
