@@ -67,6 +67,10 @@ query($one:SensorSelector!){sensorOrError(sensorSelector:$one){
     timestamp status error{message errorChain{error{message}}}
 }}}}}
 """
+_START_HINT = (
+    "\n  → it starts once the code of the project is loaded: see what an import of it waits for; "
+    "else end `topicberg ui` and start it again"
+)
 _VARIABLE, _SERVERS = "TOPICBERG_STACK_UI", frozenset({"dagster_webserver", "dagster._daemon"})
 """Environment variable of all processes of `topicberg ui`, and the modules that two of them run."""
 WEBSERVER, DAEMON, CODE = "dagster_webserver", "dagster_daemon", "dagster_code"
@@ -164,7 +168,7 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[watch.W
     Those of the settings are watched from their first answer on: an engine may not reach it."""
 
     def check(name: str) -> Check:
-        answered, known = set[str](), set[str]()
+        answered, known = set[tuple[str, float]](), set[str]()
 
         def ask(seconds: float) -> str | None:
             address = running_ui(config)
@@ -176,13 +180,16 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[watch.W
             ui = _noted_ui(config) if address else None
             started = float(ui["served"]) if ui else 0.0
             why = dagster_checks(url, None if address else known, started)[name](seconds)
+            is_new = (url, started) not in answered
             if why is None:
-                answered.add(url)
-            elif address and url not in answered and time.time() - started < UI_START_SECONDS:
+                answered.add((url, started))
+            elif address and is_new and time.time() - started < UI_START_SECONDS:
                 return why if name == CODE and SLOW not in why else None
             elif address and name == DAEMON:
                 why = storage_problem(config) or why
-            return why if address or url in answered else None
+            elif address and is_new and name == WEBSERVER:
+                why += _START_HINT
+            return why if address or not is_new else None
 
         return ask
 
