@@ -145,8 +145,8 @@ TABLE = (
     _any(
         r"NoSuchBucket|NO_SUCH_BUCKET|bucket does not exist|HeadBucket operation: Not Found",
         MISSING,
-        says="the bucket of the table does not exist → restore the bucket, or drop the table to "
-        "start again in a new bucket",
+        says="the bucket of the table does not exist → see whether the state folder of the local "
+        "stack, or the store, was moved; restore the bucket; if it is lost, drop the table",
     ),
     ErrorRow(
         rf"{_CLIENTS}|FileNotFoundError",
