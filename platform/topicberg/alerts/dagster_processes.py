@@ -34,9 +34,9 @@ CODE_PATIENCE, SLOW_PATIENCE, _SLOW = 12.0, 30.0, (SLOW, watch.NO_ANSWER, "does 
 no sensor before its heartbeat is old."""
 UI_START_SECONDS = 180.0  # In which they start on a busy machine; an end is reported at once.
 MAX_HEARTBEAT_AGE = 35.0  # In seconds: each of the daemon's loops writes one every 30.
-MAX_LOOP_AGE = 90.0
-"""In seconds, of the heartbeat of one loop, while others write theirs: the scheduler sleeps until
-the next minute begins, and the coordinator of runs imports what starts them."""
+MAX_LOOP_AGE, MAX_SLOW_AGE, FIRST_SECONDS = 50.0, 90.0, 300.0
+"""In seconds, of the heartbeat of one loop, while others write theirs: longer for the scheduler,
+which sleeps until the next minute begins, and for loops that have started, which import."""
 LOOPS = {
     "SENSOR": "no sensor ticks",
     "SCHEDULER": "no schedule ticks",
@@ -151,7 +151,7 @@ def dagster_checks(
     """Return the checks of Dagster's web server, daemon and code, as :func:`code_problem` says."""
     return {
         WEBSERVER: answers_http(f"{url}/server_info"),
-        DAEMON: lambda seconds: daemon_problem(url, seconds),
+        DAEMON: lambda seconds: daemon_problem(url, seconds, started),
         CODE: lambda seconds: code_problem(url, seconds, known, started),
     }
 
@@ -217,7 +217,7 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[watch.W
     )
 
 
-def daemon_problem(url: str, seconds: float) -> str | None:
+def daemon_problem(url: str, seconds: float, started: float = 0.0) -> str | None:
     """Return why the daemon is not alive; None: it is, or the web server does not say."""
     try:
         data = _answer(url, seconds, _QUERY)["data"]
@@ -233,7 +233,12 @@ def daemon_problem(url: str, seconds: float) -> str | None:
     if age > MAX_HEARTBEAT_AGE:
         return f"its last heartbeat was {age:.0f} s ago; it writes one every 30 s"
     for loop, without in LOOPS.items():
-        if loop in required and (age := time.time() - times[loop]) > MAX_LOOP_AGE:
+        allowed = (
+            MAX_SLOW_AGE
+            if loop == "SCHEDULER" or time.time() - started < FIRST_SECONDS
+            else MAX_LOOP_AGE
+        )
+        if loop in required and (age := time.time() - times[loop]) > allowed:
             return (
                 f"its loop {loop} hangs, so {without}: the last heartbeat of the loop was "
                 f"{age:.0f} s ago\n  → {_LOOP_HINT}"
