@@ -157,6 +157,7 @@ class AlertState(BaseModel):
     unsent: dict[str, Alert] = {}
     """The faults that exist and were not sent: consequences of others, and silenced ones."""
     sent_at: dict[str, datetime] = {}  # When the faults in ``alerts`` were sent.
+    reported: dict[str, frozenset[str]] = {}  # By key, of failed runs: the assets that were named.
     acknowledged: dict[str, datetime] = {}  # By key: acknowledgements that the channels know.
     undelivered: list[tuple[str, Notice]] = []
     """Channel and notice, of notices that a channel did not accept."""
@@ -204,7 +205,8 @@ def changes(
             continue
         known = state.alerts.get(key)
         acknowledgement = state.acknowledgement_of(key, decisions)
-        if known is None:
+        # Runs of one kind may fail for other tables, whose owners do not know of it.
+        if known is None or {*alert.assets} - state.reported.get(key, {*alert.assets}):
             known_causes = {key: outage.alert for key, outage in state.outages.items()} | {**now}
             if not _is_consequence(alert, known_causes, decisions, moment):
                 notices.append(Notice(state="firing", alert=alert, at=moment))
@@ -228,6 +230,7 @@ def after(
         for key, sent in state.alerts.items()
     }
     sent_at, acknowledged = dict(state.sent_at), dict(state.acknowledged)
+    reported = {key: assets for key, assets in state.reported.items() if key in now}
     for notice in notices:
         key = notice.alert.key
         if notice.state == "acknowledged":
@@ -237,9 +240,11 @@ def after(
             known.pop(key, None)
         if notice.state == "firing":
             alerts[key], sent_at[key] = notice.alert, notice.at
+            if key.startswith("run "):
+                reported[key] = reported.get(key, frozenset()) | {*notice.alert.assets}
     unsent = {key: alert for key, alert in now.items() if key not in alerts}
     update = {"alerts": alerts, "unsent": unsent, "sent_at": sent_at, "acknowledged": acknowledged}
-    return state.model_copy(update=update)
+    return state.model_copy(update=update | {"reported": reported})
 
 
 def _is_consequence(

@@ -185,8 +185,6 @@ def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, li
             continue
         if run.errors and all(error.is_no_fault for error in run.errors):
             continue
-        if open_assets - frozenset().union(*(w.assets for w in pending if w.kind == key)):
-            resolved.add(key)  # a fault of other tables, whose owners do not know of it
         others = [work for work in pending if work.kind != key or work.after(left)]
         pending, alerts[key] = [*others, left], _failure(run, key, ui)
     pending = [rest for work in pending if (rest := _left(work, alerts[work.kind], seen))]
@@ -196,7 +194,7 @@ def _runs(state: AlertState, seen: Observation, ui: str) -> tuple[AlertState, li
         alerts[kind].model_copy(update={"cause": None, "waits": _TIMED_OUT in alerts[kind].what})
         for kind in kinds
     ]
-    # Resolved, and failed since the last evaluation: that is another fault of the same key.
+    # Resolved, and failed again since the last evaluation: that is another fault of the same key.
     again = resolved & {alert.key for alert in faults}
     update = {
         "alerts": {key: alert for key, alert in state.alerts.items() if key not in again},

@@ -59,6 +59,9 @@ class StaleAsset:
     """For each of its checks that say why an asset is stale: the last evaluation."""
 
 
+_STOPPED = "topicberg.errors.StackNotRunningError: the local stack is stopped"
+
+
 @dataclass(frozen=True)
 class StepError:
     """The error of a step or a tick, with those that caused it."""
@@ -69,7 +72,7 @@ class StepError:
     @property
     def is_no_fault(self) -> bool:
         """Whether the alert of a check reports it, or a user stopped the stack."""
-        return self.of_blocking_check or any("StackNotRunningError: " in t for t in self.chain)
+        return self.of_blocking_check or any(text.startswith(_STOPPED) for text in self.chain)
 
 
 @dataclass(frozen=True)

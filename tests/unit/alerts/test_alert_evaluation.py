@@ -259,6 +259,15 @@ def test_failure_of_other_tables_is_sent_beside_one_that_lasts() -> None:
     assert operator.tick(replace(QUIET, runs=[done])) == [("resolved", "run check_tables")]
 
 
+def test_failure_of_other_tables_in_an_outage_ends_with_the_one_that_was_sent() -> None:
+    operator, one, text = Operator(), failed_run("a"), TEXTS["service kafka"]
+    other = replace(failed_run(text), planned=frozenset({"iceberg/orders", "iceberg/users"}))
+    assert operator.tick(replace(QUIET, runs=[one])) == [("firing", "run check_tables")]
+    assert operator.tick(replace(QUIET, elsewhere=watched("service kafka"), runs=[other])) == []
+    done = EndedRun("r2", "check_tables", True, False, NOW, other.planned, other.planned)
+    assert operator.tick(replace(QUIET, runs=[done])) == [("resolved", "run check_tables")]
+
+
 def test_run_that_fails_as_a_user_stopped_the_stack_is_no_fault() -> None:
     stopped = text(StackNotRunningError("the local stack is stopped: `topicberg down` has ended"))
     assert faults(replace(QUIET, runs=[run("dagster.StepError: a step failed", stopped)])) == []
