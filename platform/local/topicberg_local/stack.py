@@ -19,7 +19,13 @@ from pydantic import SecretStr
 from topicberg.alerts.dagster_processes import forget_ui, lost_ui
 from topicberg.alerts.watch import starts_file
 from topicberg.dagster.home import dagster_home
-from topicberg.endpoints import Endpoints, OwnListener, SnowflakeEndpoint, bypass_proxy
+from topicberg.endpoints import (
+    Endpoints,
+    OwnListener,
+    SnowflakeEndpoint,
+    bypass_proxy,
+    stopped_file,
+)
 from topicberg.errors import StackError
 from topicberg.settings import Settings
 from topicberg_local import (
@@ -68,9 +74,9 @@ def up(config: Settings, report: Report | None = None) -> Endpoints:
     state.prepare_dir(config)
     try:
         with FileLock(state.lock_file(config), timeout=0):
-            state.stopped_file(config).unlink(missing_ok=True)
+            stopped_file(config).unlink(missing_ok=True)
             endpoints = _up(config, report or LogReport())
-            state.stopped_file(config).unlink(missing_ok=True)  # of a `down` that waited meanwhile
+            stopped_file(config).unlink(missing_ok=True)  # of a `down` that waited meanwhile
             return endpoints
     except Timeout:
         raise StackError(
@@ -177,14 +183,12 @@ def down(config: Settings, report: Report | None = None) -> bool:
     try:
         with ExitStack() as undo:
             if state.note_stopped(config):
-                undo.callback(state.stopped_file(config).unlink, missing_ok=True)
-            endpoints = state.forget_endpoints(config)  # no sensor requests a run without them
-            undo.callback(state.restore_endpoints, config, endpoints)
+                undo.callback(stopped_file(config).unlink, missing_ok=True)
             end_runs(config, report.stopping)  # a run may hold the lock: it starts the stack
             with FileLock(state.lock_file(config), timeout=60):
                 undo.pop_all()
                 state.note_stopped(config)  # an `up` that had the lock has removed it
-                return _down(config, report) or endpoints is not None
+                return _down(config, report)
     except Timeout:
         raise StackError(
             "the stack is being started by another command", hint="wait for it, then try again"
@@ -205,7 +209,7 @@ def _down(config: Settings, report: Report) -> bool:
     stopped = _stop(config, context, report)
     if lost_ui(config):
         forget_ui(config)
-    return state.forget_endpoints(config) is not None or stopped
+    return state.forget_endpoints(config) or stopped
 
 
 def _stop(config: Settings, context: Context | None, report: Report) -> bool:

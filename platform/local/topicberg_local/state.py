@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import psutil
 from pydantic import SecretStr, TypeAdapter, ValidationError
 
-from topicberg.endpoints import Endpoints, local_endpoints, runtime_file
+from topicberg.endpoints import Endpoints, local_endpoints, runtime_file, stopped, stopped_file
 from topicberg.errors import StackError, StackNotRunningError
 from topicberg.settings import Settings
 from topicberg_local import ports
@@ -45,10 +45,6 @@ def lock_file(config: Settings) -> Path:
     return config.state_dir / "up.lock"
 
 
-def stopped_file(config: Settings) -> Path:
-    return config.state_dir / "stopped"
-
-
 def note_stopped(config: Settings) -> bool:
     """Write that a user stops the stack; return False if that was written before."""
     path = stopped_file(config)
@@ -67,10 +63,7 @@ def refuse_stopped(config: Settings) -> None:
         run that continues there must not create its folder again
     """
     if stopped_file(config).exists():
-        raise StackNotRunningError(
-            "the local stack is stopped: `topicberg down` has ended it",
-            hint="run `topicberg up` to start it again",
-        )
+        raise stopped()
     root = config.project_root
     if not root.is_dir() or all(config.state_dir.is_relative_to(path) for path in root.iterdir()):
         raise StackNotRunningError(
@@ -198,20 +191,12 @@ def save_endpoints(config: Settings, services: dict[str, str | None], endpoints:
     write_file(runtime_file(config), json.dumps(document, indent=1))
 
 
-def forget_endpoints(config: Settings) -> str | None:
-    """Remove ``runtime.json``; return its text, or None if there was none."""
-    try:
-        text = runtime_file(config).read_text(errors="replace")
-    except FileNotFoundError:
-        return None
-    runtime_file(config).unlink(missing_ok=True)
-    return text
-
-
-def restore_endpoints(config: Settings, text: str | None) -> None:
-    """Write ``runtime.json`` again, unless a start has written another one."""
-    if text is not None and not runtime_file(config).exists():
-        write_file(runtime_file(config), text)
+def forget_endpoints(config: Settings) -> bool:
+    """Remove ``runtime.json``; return False if there was none."""
+    path = runtime_file(config)
+    existed = path.exists()
+    path.unlink(missing_ok=True)
+    return existed
 
 
 def has_endpoints(config: Settings) -> bool:

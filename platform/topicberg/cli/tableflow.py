@@ -542,7 +542,7 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show phase, error handling, counters and error of each topic."""
-    from topicberg.endpoints import runtime_file
+    from topicberg.endpoints import is_stopped
     from topicberg.tableflow.service import control
     from topicberg.tableflow.service.status import OBSERVED_SECONDS, observed_at, read_status
 
@@ -558,7 +558,7 @@ def status(
         state.engine = engines.get(state.topic, state.engine)
         if state.topic in enabled:  # the engine may not have read a command yet
             state.error_handling = enabled[state.topic].tableflow.error_handling.mode
-    stopped = config.deployment == "local" and not runtime_file(config).exists()
+    stopped = is_stopped(config)
     reported_at = observed_at(config)
     ended = stopped or reported_at is None or abs(time.time() - reported_at) > OBSERVED_SECONDS
     phases = {

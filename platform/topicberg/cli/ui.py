@@ -95,12 +95,12 @@ def run_dagster() -> None:
     from runpy import run_module
 
     from topicberg.alerts.dagster_processes import forget_ui
-    from topicberg.endpoints import runtime_file
+    from topicberg.endpoints import is_stopped
 
     def end(_number: int, _frame: FrameType | None) -> None:
         config = settings()
         if forget_ui(config):
-            runs = config.deployment == "local" and runtime_file(config).exists()
+            runs = config.deployment == "local" and not is_stopped(config)
             stack = " and the local stack" if runs else ""
             command = "; `topicberg down` ends both" if stack else ""
             echo(f"Dagster ends; runs in progress{stack} go on{command}", err=True)

@@ -35,14 +35,36 @@ __all__ = [
     "SnowflakeEndpoint",
     "bypass_proxy",
     "glue_rest_uri",
+    "is_stopped",
     "load_endpoints",
     "local_endpoints",
     "runtime_file",
+    "stopped",
+    "stopped_file",
 ]
 
 
 def runtime_file(config: Settings) -> Path:
     return config.state_dir / "runtime.json"
+
+
+def stopped_file(config: Settings) -> Path:
+    """Return the file that exists from the begin of `topicberg down` to the next `up`."""
+    return config.state_dir / "stopped"
+
+
+def is_stopped(config: Settings) -> bool:
+    """Return whether the deployment is a local stack that was never started, or is stopped."""
+    runs = runtime_file(config).exists() and not stopped_file(config).exists()
+    return config.deployment == "local" and not runs
+
+
+def stopped() -> StackNotRunningError:
+    """Return the error of whoever needs a stack that a user has stopped."""
+    return StackNotRunningError(
+        "the local stack is stopped: `topicberg down` has ended it",
+        hint="run `topicberg up` to start it again",
+    )
 
 
 def bypass_proxy() -> None:
@@ -73,6 +95,8 @@ def local_endpoints(config: Settings) -> Endpoints:
     """
     bypass_proxy()
     path = runtime_file(config)
+    if stopped_file(config).exists():
+        raise stopped()
     try:
         return Endpoints.model_validate(json.loads(path.read_text())["endpoints"])
     except FileNotFoundError:

@@ -22,7 +22,7 @@ from topicberg.alerts.settings import alert_settings
 from topicberg.clients.liveness import SECONDS, Check, answers_http
 from topicberg.dagster.runs import location_of_automation, location_of_sensor
 from topicberg.documents import RUNBOOK, address_of
-from topicberg.endpoints import runtime_file
+from topicberg.endpoints import is_stopped, runtime_file
 from topicberg.orchestration.assets.alerts import alerts_event, alerts_key
 from topicberg.orchestration.jobs.observation import ReadBefore, observe
 from topicberg.settings import Settings, settings
@@ -120,8 +120,7 @@ def stored_states(
     """Return what the sensors, of a code location or any, and the engine's watch have stored."""
     from topicberg.alerts.watch import STATE_FILE, read_state
 
-    is_stopped = config.deployment == "local" and not runtime_file(config).exists()
-    states = {} if is_stopped else {"watch": read_state(config.state_dir / STATE_FILE)}
+    states = {} if is_stopped(config) else {"watch": read_state(config.state_dir / STATE_FILE)}
     for state in instance.all_instigator_state():
         name = state.instigator_name
         if name in (SENSOR, ENGINE_SENSOR) and location in (None, location_of_automation(state)):
@@ -184,6 +183,8 @@ def engine_sensor() -> dg.SensorDefinition:
 
 def engine_check(config: Settings) -> Check | None:
     """Return the check of the stack's engine; None: the stack is stopped."""
+    if is_stopped(config):
+        return None
     try:
         url = json.loads(runtime_file(config).read_text())["services"][ENGINE]["url"]
     except (OSError, ValueError, LookupError, TypeError):
