@@ -49,5 +49,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def files_below(folder: Path) -> Iterator[Path]:
     """Yield the files in a folder and in its folders, also while others delete some of these, for
     which Python's ``rglob`` fails."""
-    for place, _, names in os.walk(folder):
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError | PermissionError):
+            raise error
+
+    for place, _, names in os.walk(folder, onerror=refuse):
         yield from (Path(place, name) for name in names)

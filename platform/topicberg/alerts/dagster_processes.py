@@ -180,14 +180,14 @@ def watched_dagster(config: Settings, chosen: AlertSettings) -> Iterator[watch.W
             ui = _noted_ui(config) if address else None
             started = float(ui["served"]) if ui else 0.0
             why = dagster_checks(url, None if address else known, started)[name](seconds)
-            is_new = (url, started) not in answered
+            is_new, age = (url, started) not in answered, time.time() - started
             if why is None:
                 answered.add((url, started))
-            elif address and is_new and time.time() - started < UI_START_SECONDS:
+            elif address and (is_new or name != WEBSERVER) and age < UI_START_SECONDS:
                 return why if name == CODE and SLOW not in why else None
             elif address and name == DAEMON:
                 why = storage_problem(config) or why
-            elif address and is_new and name == WEBSERVER:
+            elif address and is_new and name == WEBSERVER and age < 5 * UI_START_SECONDS:
                 why += _START_HINT
             return why if address or not is_new else None
 

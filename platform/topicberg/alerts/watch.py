@@ -278,13 +278,15 @@ class Watcher(threading.Thread):
         for problem in {*problems} - self._complaints:
             logger.warning("%s", problem)
         self._complaints = {*problems}
-        url = self._chosen.heartbeat_url
-        if url and time.monotonic() - self._heartbeat_at >= HEARTBEAT_SECONDS:
-            self._heartbeat_at = time.monotonic()
-            if self._is_healthy():
-                send_heartbeat(url)
-        if state != known:
-            replace_file(self._config.state_dir / STATE_FILE, state.model_dump_json())
+        try:
+            if state != known:
+                replace_file(self._config.state_dir / STATE_FILE, state.model_dump_json())
+        finally:
+            url = self._chosen.heartbeat_url
+            if url and time.monotonic() - self._heartbeat_at >= HEARTBEAT_SECONDS:
+                self._heartbeat_at = time.monotonic()
+                if self._is_healthy():
+                    send_heartbeat(url)
 
 
 def reported_faults(states: Iterable[AlertState]) -> dict[str, Alert]:

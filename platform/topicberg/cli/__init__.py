@@ -170,5 +170,6 @@ def _outside_failure(error: Exception) -> str | None:
             hint = "free some space: `df -h` shows which disk is full"
             why = full_disk(settings().state_dir) or f"{cause.strerror}\n  → {hint}"
             return f"{cause.filename or 'a file'} cannot be written: {why}"
-    is_of_service = classify(error) is not None or is_refused(error)
+    is_own = type(error).__module__ == "builtins"  # or of whatever handled a library's error
+    is_of_service = not is_own and (classify(error) is not None or is_refused(error))
     return str(explain(" ".join(["topicberg", *sys.argv[1:2]]), error)) if is_of_service else None

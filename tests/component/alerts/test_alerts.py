@@ -61,6 +61,7 @@ from topicberg.endpoints import runtime_file
 from topicberg.errors import TopicbergError
 from topicberg.orchestration.assets.alerts import alerts_key
 from topicberg.orchestration.assets.partitions import RANGE_END, RANGE_START
+from topicberg.orchestration.assets.tables import COMPUTATION, KIND
 from topicberg.orchestration.checks.adapter import result
 from topicberg.orchestration.checks.evaluations import finding_of
 from topicberg.orchestration.jobs.alerts import (
@@ -461,7 +462,7 @@ def test_run_whose_process_was_killed_says_so(desk: Desk, attempt: str | None) -
         DEFS.resolve_job_def("shop"),
         status=dg.DagsterRunStatus.STARTED,
         remote_job_origin=RemoteJobOrigin(ORIGIN, "shop"),
-        tags={ATTEMPT: attempt} if attempt else {},
+        tags={KIND: COMPUTATION, ATTEMPT: attempt} if attempt else {},
     )
     desk.instance.report_run_failed(run, "The process was terminated by signal 9 (SIGKILL).")
     assert desk.tick() == ([] if attempt == "0" else [("firing", "run shop")])

@@ -86,5 +86,18 @@ def test_service_that_is_away_is_no_traceback(shown: Callable[..., str]) -> None
         text = shown(lambda: requests.get(address, timeout=0.1) and None)
     assert text.startswith("error: topicberg: a service does not answer: ")
     assert "see whether every service runs" in text
-    with pytest.raises(ZeroDivisionError):
-        run(lambda: 1 // 0)
+
+
+def test_mistake_in_what_handles_a_failure_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["topicberg"])
+
+    def command() -> None:
+        try:
+            raise requests.ConnectionError("Connection refused")
+        except requests.ConnectionError:
+            raise TypeError("of topicberg")  # noqa: B904
+
+    with pytest.raises(TypeError):
+        run(command)

@@ -20,8 +20,9 @@ from topicberg.dagster.runs import (
     partitions_of_run,
     run_kind,
 )
-from topicberg.endpoints import runtime_file
+from topicberg.endpoints import is_stopped
 from topicberg.orchestration.assets.partitions import SCATTERED, requested_ranges
+from topicberg.orchestration.assets.tables import COMPUTATION, KIND
 from topicberg.orchestration.jobs import table_jobs, watches
 from topicberg.orchestration.jobs.schedules import duration, schedule_name
 from topicberg.settings import Settings
@@ -103,7 +104,7 @@ def check_runs(
         job=table_jobs.CHECK,
         schedule=_SCHEDULE,
         scheduled=repository.has_schedule_def(_SCHEDULE),
-        stack_stopped=config.deployment == "local" and not runtime_file(config).exists(),
+        stack_stopped=is_stopped(config),
         ended_at=newest.update_timestamp if newest else None,
         took=duration(newest) if newest else timedelta(),
     )
@@ -184,10 +185,11 @@ def _ended_run(
 
 
 def _is_requested_again(run: dg.DagsterRun, errors: tuple[observation.StepError, ...]) -> bool:
-    """Return whether a process was killed, which the sensor that requested the run does not take
-    for a fault of its tables, at its first attempt."""
+    """Return whether a process was killed, at the first attempt to compute tables: the sensor that
+    requested the run does not take that for a fault of these."""
     is_killed = any(_KILLED in text for error in errors for text in error.chain[:1])
-    return is_killed and run.tags.get(watches.ATTEMPT) == "0"
+    is_first = run.parent_run_id is None and run.tags.get(watches.ATTEMPT) == "0"
+    return is_killed and is_first and run.tags.get(KIND) == COMPUTATION
 
 
 def _left(
