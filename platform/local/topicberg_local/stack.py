@@ -328,12 +328,11 @@ def end_runs(config: Settings, report: Callable[[Sequence[str]], object]) -> Non
 
     import dagster as dg
 
-    from topicberg.dagster.runs import process_of, run_kind
+    from topicberg.dagster.runs import ACTIVE, process_of, run_kind
 
     status = dg.DagsterRunStatus
-    unfinished = [status.QUEUED, status.STARTING, status.STARTED, status.CANCELING]
     with dg.DagsterInstance.from_config(str(dagster_home(config))) as instance:
-        every = instance.get_runs(dg.RunsFilter(statuses=unfinished))
+        every = instance.get_runs(dg.RunsFilter(statuses=ACTIVE))
         runs = [run for run in every if _is_of(config.project_root, run)]
         if runs:
             report([f"the run {run.run_id[:8]} of {run_kind(run)}" for run in runs])

@@ -9,6 +9,8 @@ from typing import Literal
 
 from topicberg.alerts.alert import Alert
 from topicberg.checks.finding import Finding, Severity
+from topicberg.endpoints import stopped
+from topicberg.errors.table import class_of
 
 CHECKED_WITHIN = timedelta(minutes=10)  # The schedule requests one every five minutes.
 SILENT_AFTER, SILENT_INTERVALS = timedelta(minutes=3), 5
@@ -59,7 +61,7 @@ class StaleAsset:
     """For each of its checks that say why an asset is stale: the last evaluation."""
 
 
-_STOPPED = "topicberg.errors.StackNotRunningError: the local stack is stopped"
+_STOPPED = f"{class_of(stopped())}: {stopped().message}"  # As Dagster stores it.
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from typing import Any
 import dagster as dg
 import psutil
 
+UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
+ACTIVE = [*UNFINISHED, dg.DagsterRunStatus.CANCELING]  # Those whose process may still run.
 _LABEL = ".dagster/repository"  # Tag of every run that the daemon launches.
 PROCESS = ".dagster/process"
 """Hidden tag of a run: its process and the process's start, because a pid may be used again."""

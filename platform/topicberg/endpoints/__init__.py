@@ -49,7 +49,7 @@ def runtime_file(config: Settings) -> Path:
 
 
 def stopped_file(config: Settings) -> Path:
-    """Return the file that exists from the begin of `topicberg down` to the next `up`."""
+    """Return the file that exists from the beginning of `topicberg down` to the next `up`."""
     return config.state_dir / "stopped"
 
 

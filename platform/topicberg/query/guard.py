@@ -25,6 +25,7 @@ _EXPLAIN_OPTIONS = re.compile(
 _BEGINNINGS = ("SELECT", "WITH", "FROM", "VALUES", "SHOW", "DESCRIBE", "DESC", "EXPLAIN", "PIVOT")
 _HINT = "use SELECT, SHOW, DESCRIBE or EXPLAIN: only Tableflow and the tables' assets write tables"
 _ENDS_EARLY = re.compile("unterminated|end of input|Expecting|tokenizing|not quoted")
+_UNCLOSED = "close every quote, comment and parenthesis"
 _MISTYPED = "look there and at the word before it: one may be mistyped, missing or too many"
 logging.getLogger("sqlglot").setLevel(logging.ERROR)  # it warns of SHOW and EXPLAIN
 
@@ -108,7 +109,5 @@ def _unreadable(sql: str, engine: Engine, reason: str) -> QueryError:
     if word and word[1].upper() not in _BEGINNINGS:
         return QueryError(f"{word[1].upper()} is not a query", hint=_HINT)
     first = next((line.strip() for line in reason.splitlines() if line.strip()), "no reason given")
-    hint = unquoted(sql, engine) or (
-        "close every quote, comment and parenthesis" if _ENDS_EARLY.search(reason) else _MISTYPED
-    )
+    hint = unquoted(sql, engine) or (_UNCLOSED if _ENDS_EARLY.search(reason) else _MISTYPED)
     return QueryError(f"the query cannot be parsed as SQL of {engine}: {first}", hint=hint)

@@ -457,7 +457,7 @@ def test_sensor_that_stopped_ticking_is_a_fault(
 
 @pytest.mark.parametrize("attempt", [None, "0", "1"])
 def test_run_whose_process_was_killed_says_so(desk: Desk, attempt: str | None) -> None:
-    """The sensor that requested it requests it again, as often as it is killed; once is no news."""
+    """The sensor that requested it requests it again, so that the first time is not reported."""
     run = desk.instance.create_run_for_job(
         DEFS.resolve_job_def("shop"),
         status=dg.DagsterRunStatus.STARTED,

@@ -24,7 +24,8 @@ from topicberg.alerts.observation import (
 from topicberg.alerts.outages import LEFTOVER, MARGIN
 from topicberg.checks.finding import Finding
 from topicberg.checks.topic import check_engine
-from topicberg.errors import StackNotRunningError, TopicbergError, UnreachableError, split_hint
+from topicberg.endpoints import stopped
+from topicberg.errors import TopicbergError, UnreachableError, split_hint
 from topicberg.tableflow.service.status import TopicStatus, Unavailable
 from topicberg.topics import load_topic
 
@@ -269,8 +270,8 @@ def test_failure_of_other_tables_in_an_outage_ends_with_the_one_that_was_sent() 
 
 
 def test_run_that_fails_as_a_user_stopped_the_stack_is_no_fault() -> None:
-    stopped = text(StackNotRunningError("the local stack is stopped: `topicberg down` has ended"))
-    assert faults(replace(QUIET, runs=[run("dagster.StepError: a step failed", stopped)])) == []
+    chain = ("dagster.StepError: a step failed", text(stopped()))
+    assert faults(replace(QUIET, runs=[run(*chain)])) == []
 
 
 @pytest.mark.parametrize("key", TEXTS)

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pyiceberg.catalog import Catalog
 
 from topicberg.catalogs import glue
-from topicberg.dagster.runs import location_of_sensor, location_tags
+from topicberg.dagster.runs import ACTIVE, location_of_sensor, location_tags
 from topicberg.errors import TableFormatError, safe
 from topicberg.errors.meaning import classify
 from topicberg.iceberg.tables import find_table
@@ -79,9 +79,7 @@ def catalog_sensor(lake: Lake) -> dg.SensorDefinition:
         context: dg.SensorEvaluationContext, topicberg_lakehouse: Lakehouse
     ) -> dg.SensorResult | dg.SkipReason:
         tags = _TAGS | location_tags(location_of_sensor(context))
-        if busy := schedules.under_way(
-            context.instance, dg.RunsFilter(tags=tags, statuses=schedules.ACTIVE)
-        ):
+        if busy := schedules.under_way(context.instance, dg.RunsFilter(tags=tags, statuses=ACTIVE)):
             return busy  # what changes meanwhile is one request afterwards
         before = stored = CatalogCursor.model_validate_json(context.cursor or "{}")
         if before.requested:

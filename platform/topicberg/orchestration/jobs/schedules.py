@@ -9,13 +9,12 @@ from typing import ParamSpec, TypeVar
 
 import dagster as dg
 
+from topicberg.dagster.runs import UNFINISHED
 from topicberg.errors import TopicbergError, safe
 from topicberg.errors.meaning import classify, is_refused, to_report
 from topicberg.orchestration.resources import Lakehouse
 from topicberg.settings import settings
 
-UNFINISHED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED]
-ACTIVE = [*UNFINISHED, dg.DagsterRunStatus.CANCELING]  # Those whose process may still run.
 PROJECT = "topicberg/project"
 """Tag of runs that schedules start: the prefix of the project. Another project in the instance has
 jobs of the same names, and a schedule does not know its code location."""

@@ -21,6 +21,7 @@ from functools import cached_property
 import dagster as dg
 from pydantic import BaseModel, Field, ValidationError
 
+from topicberg.dagster.runs import ACTIVE
 from topicberg.orchestration.assets.lake import Lake
 from topicberg.orchestration.assets.partitions import TimePartitions, time_partitions
 from topicberg.orchestration.assets.registry import Table
@@ -226,7 +227,7 @@ class RequestedRun:
 
     @property
     def is_active(self) -> bool:
-        return self.run.status in schedules.ACTIVE
+        return self.run.status in ACTIVE
 
     @property
     def has_failed(self) -> bool:
@@ -266,7 +267,7 @@ class RequestedRuns:
         """What runs are computing."""
         return frozenset(
             key
-            for each in self._runs(self.tags(COMPUTATION), schedules.ACTIVE, _MAX_RUNS)
+            for each in self._runs(self.tags(COMPUTATION), ACTIVE, _MAX_RUNS)
             for key in each.run.asset_selection or ()
         )
 
